@@ -1,0 +1,1 @@
+"""The H3 model: tensors in, tensors out."""

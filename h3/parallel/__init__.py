@@ -1,0 +1,1 @@
+"""How the single-device model is spread over ranks, applied from outside."""

@@ -1,0 +1,40 @@
+"""What can go wrong on the client's side.
+
+JobsError
+├── RequestInvalid    a field of the request is wrong          -> nothing was queued
+├── JobNotFound       no job has this id
+├── JobFailed         the job ended without a result
+├── RedisUnavailable  the queue does not answer
+└── StoreUnavailable  the object store refuses or does not answer
+    └── ObjectExists  an object that is written once is there already
+
+Each text says what, with the value, and the remedy; the command line prints it and exits 2 (1 for JobFailed).
+"""
+
+
+class JobsError(Exception):
+    """Base of all errors that `jobs` raises."""
+
+
+class RequestInvalid(JobsError):
+    """Fields of a request are wrong; each line of the text names one, its value and the remedy."""
+
+
+class JobNotFound(JobsError):
+    """No job has this id, or its record has expired."""
+
+
+class JobFailed(JobsError):
+    """The job ended without a result."""
+
+
+class RedisUnavailable(JobsError):
+    """The queue's Redis does not answer, or refuses what we need."""
+
+
+class StoreUnavailable(JobsError):
+    """The object store refuses a read or a write, or does not answer."""
+
+
+class ObjectExists(StoreUnavailable):
+    """An object that may be written only once has been written before."""

@@ -1,0 +1,1 @@
+"""One machine: takes jobs from the queue, keeps the rank processes, ships the output."""

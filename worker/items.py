@@ -1,0 +1,70 @@
+"""What a render runner yields, and all that the worker knows of it. Plain dataclasses, no torch.
+
+Rank 0 speaks for the fleet: the other ranks yield nothing. A file named here lies on local disk, is complete,
+and belongs to the worker from then on: it uploads the file and deletes it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoded:
+    """The prompt's states are ready."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One denoising step is done on every rank."""
+
+    step: int  # 1-based
+    steps: int
+    sigma: float  # video noise level at which the step began, 1 = pure noise
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A small picture of the current clean-latent estimate."""
+
+    step: int
+    path: Path  # PNG
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Enough to resume the denoising after `step`."""
+
+    step: int
+    path: Path  # safetensors
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHeader:
+    """The initialisation segment that every `Segment` needs. Comes once, before the first of them."""
+
+    path: Path  # MP4: ftyp and moov
+    segments: int  # how many will follow
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A playable piece of the output: one decoded clip with its sound."""
+
+    index: int  # 0-based, in playing order
+    path: Path  # MP4 fragment: moof and mdat, opens with an IDR picture
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The whole video, and how it was made."""
+
+    video: Path  # MP4
+    report: Path  # JSON
+
+
+Item = TextEncoded | StepDone | Preview | Checkpoint | StreamHeader | Segment | Finished
