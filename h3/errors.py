@@ -1,0 +1,28 @@
+"""What the model code refuses.
+
+H3Error
+├── CheckpointError  a file is missing, cut short, or not what its config says
+├── ConfigError      sizes that do not fit together
+├── PartitionError   fewer tokens or heads than ranks
+└── ClipError        frames that do not fit the video being written
+"""
+
+
+class H3Error(Exception):
+    """Base of all errors that `h3` raises."""
+
+
+class CheckpointError(H3Error):
+    """A checkpoint is incomplete or wrong; the text names the file and, where there is one, the tensor."""
+
+
+class ConfigError(H3Error):
+    """A model configuration whose sizes do not fit together."""
+
+
+class PartitionError(H3Error):
+    """A split would leave a rank without tokens or heads."""
+
+
+class ClipError(H3Error):
+    """Frames of the wrong shape, type or count, or a clip too many."""

@@ -1,0 +1,278 @@
+"""The H3 denoiser as on one device: refiner, blocks with three-modality AdaLN, rotary positions, two heads.
+
+Module and parameter names are the official checkpoint's, with q, k and v rows contiguous (`checkpoint.py` brings
+other orders into this one). The block stack is bf16; patch projections, time MLP, heads and rotary angles are fp32
+("islands"). AdaLN depends only on (timestep, modality), and both are constant on a `Span` of rows, so modulation is
+applied span by span, never per row. Knows no ranks: `parallel/` replaces `Attention.attend` and `Denoiser.velocity`.
+
+Letters: T tokens, L text tokens, H heads, D head dim, C model dim, K distinct timesteps.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from h3.config import BLOCK_MODULATIONS, MODALITIES, DenoiserConfig
+from h3.sequence import Modality, Span
+
+MODEL_DTYPE = torch.bfloat16
+ISLAND_DTYPE = torch.float32
+ISLANDS = (
+    "video_patch_proj.",
+    "audio_patch_proj.",
+    "time_embedder.",
+    "final_layer.video_out.",
+    "final_layer.audio_out.",
+)
+_LONGEST_PERIOD = 10_000.0  # of the timestep's sinusoids
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary angles of a row range: cos and sin [T, rope_dim / 2], computed in fp32, kept in bf16."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def rows(self, owned: slice) -> "Rope":
+        return Rope(self.cos[owned], self.sin[owned])
+
+
+@dataclass(frozen=True, slots=True)
+class Modulation:
+    """AdaLN of one step: what every block and the final layer add and multiply, per timestep and modality."""
+
+    blocks: Sequence[Tensor]  # each [K, 3, 6, C]: timestep, modality, (shift, scale, gate) x (attention, MLP)
+    final: Tensor  # [K, 2, C]: shift, scale
+
+
+@dataclass(frozen=True, slots=True)
+class Velocity:
+    """Data-ward velocity of the target rows, fp32."""
+
+    video: Tensor  # [V, patch_dim]
+    audio: Tensor  # [2A, audio channels]
+
+
+Attend = Callable[[Tensor], Tensor]
+
+
+def attend_all_heads(qkv: Tensor) -> Tensor:
+    """Full attention of every row to every row: [T, 3, H, D] to [T, H, D]."""
+    q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))  # [1, H, T, D]
+    return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+
+
+class Attention(nn.Module):
+    """Self-attention with per-head RMSNorm on q and k, and rotary positions where given."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.heads, self.head_dim = config.num_attention_heads, config.attention_head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, 3 * config.attention_dim, bias=False)
+        self.q_norm = nn.RMSNorm(config.attention_head_dim, eps=config.qk_norm_eps)
+        self.k_norm = nn.RMSNorm(config.attention_head_dim, eps=config.qk_norm_eps)
+        self.out_proj = nn.Linear(config.attention_dim, config.hidden_size, bias=False)
+        self.attend: Attend = attend_all_heads
+
+    def forward(self, x: Tensor, rope: Rope | None = None) -> Tensor:
+        qkv = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim))  # [T, 3, H, D]
+        q, k, v = qkv.unbind(1)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        return self.out_proj(self.attend(torch.stack([q, k, v], dim=1)).flatten(1))
+
+
+def rotate(x: Tensor, rope: Rope) -> Tensor:
+    """Rotate the leading channels of each head, pairing channel j with j + rope_dim / 2. [T, H, D]"""
+    half = rope.cos.shape[-1]
+    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    cos, sin = rope.cos[:, None], rope.sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+
+
+class Mlp(nn.Module):
+    """SwiGLU; the first half of fc1's rows is the gate."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, 2 * config.ffn_dim, bias=False)
+        self.fc2 = nn.Linear(config.ffn_dim, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(F.silu(gate) * value)
+
+
+class AdaLNProjection(nn.Module):
+    """From the activated timestep embedding to modulation; the official name of its weight is `linear`."""
+
+    def __init__(self, config: DenoiserConfig, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.time_embed_dim, outputs * config.hidden_size)
+
+    def forward(self, time: Tensor) -> Tensor:
+        return self.linear(time)
+
+
+class RefinerBlock(nn.Module):
+    """Plain pre-norm block for the text rows: no positions, no AdaLN."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class TokenRefiner(nn.Module):
+    """Runs once per request: it does not depend on the timestep."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(RefinerBlock(config) for _ in range(config.num_refiner_layers))
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.final_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.final_norm(x)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each normalised, modulated per span, and gated back into the residual."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attn = Attention(config)
+        self.norm2 = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+        self.adaln_proj = AdaLNProjection(config, MODALITIES * BLOCK_MODULATIONS)
+
+    def forward(self, x: Tensor, rope: Rope, spans: list[Span], modulation: Tensor) -> Tensor:
+        """One block over the rows that `spans` cover. x [T, C], modulation [K, 3, 6, C]"""
+        rows = [(span.rows, modulation[span.clock, span.modality]) for span in spans]
+        attended = self.attn(modulate(self.norm1(x), [(r, m[0], m[1]) for r, m in rows]), rope)
+        x = x + gate(attended, [(r, m[2]) for r, m in rows])
+        hidden = self.mlp(modulate(self.norm2(x), [(r, m[3], m[4]) for r, m in rows]))
+        return x + gate(hidden, [(r, m[5]) for r, m in rows])
+
+
+def modulate(x: Tensor, spans: list[tuple[slice, Tensor, Tensor]]) -> Tensor:
+    """x * (1 + scale) + shift, span by span (rows, shift, scale). [T, C]"""
+    return torch.cat([x[rows] * (1 + scale) + shift for rows, shift, scale in spans])
+
+
+def gate(x: Tensor, spans: list[tuple[slice, Tensor]]) -> Tensor:
+    """x * gate, span by span (rows, gate). [T, C]"""
+    return torch.cat([x[rows] * factor for rows, factor in spans])
+
+
+class TimeEmbedder(nn.Module):
+    """Sinusoids and a two-layer MLP, fp32."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.freq_dim = config.freq_dim
+        self.proj_in = nn.Linear(config.freq_dim, config.time_embed_hidden_dim)
+        self.proj_out = nn.Linear(config.time_embed_hidden_dim, config.time_embed_dim)
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """timesteps [K] fp32 in [0, 1], 0 = pure noise, not scaled. Returns [K, time_embed_dim]."""
+        half = self.freq_dim // 2
+        index = torch.arange(half, dtype=ISLAND_DTYPE, device=timesteps.device)
+        angles = timesteps[:, None] * torch.exp(-math.log(_LONGEST_PERIOD) * index / half)
+        return self.proj_out(F.silu(self.proj_in(torch.cat([angles.cos(), angles.sin()], dim=-1))))
+
+
+class FinalLayer(nn.Module):
+    """Last norm, modulated by timestep alone, and the two velocity heads (fp32)."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.final_norm_eps)
+        self.adaln_proj = AdaLNProjection(config, 2)
+        self.video_out = nn.Linear(config.hidden_size, config.patch_dim)
+        self.audio_out = nn.Linear(config.hidden_size, config.audio_in_channels)
+
+    def forward(self, x: Tensor, spans: list[Span], modulation: Tensor) -> Velocity:
+        """x [T, C], modulation [K, 2, C]. The heads see only the rows of their modality."""
+        x = self.norm(x)
+        video = self._rows(x, spans, Modality.VIDEO, modulation)
+        audio = self._rows(x, spans, Modality.AUDIO, modulation)
+        return Velocity(self.video_out(video), self.audio_out(audio))
+
+    def _rows(self, x: Tensor, spans: list[Span], modality: Modality, modulation: Tensor) -> Tensor:
+        """Modulated rows of one modality, fp32; a shard may have none."""
+        chosen = [(s.rows, *modulation[s.clock]) for s in spans if s.modality is modality]
+        return modulate(x, chosen).to(ISLAND_DTYPE) if chosen else x.new_empty(0, x.shape[1], dtype=ISLAND_DTYPE)
+
+
+class RopeFrequencies(nn.Module):
+    """Holds `inv_freq`, which the checkpoint carries."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        exponents = torch.arange(0, 2 * config.rope_freq_dim, 2, dtype=ISLAND_DTYPE) / (2 * config.rope_freq_dim)
+        self.register_buffer("inv_freq", torch.as_tensor(config.rope_theta) ** -exponents)
+
+    def forward(self, positions: Tensor) -> Rope:
+        """positions [T, 3] fp32."""
+        angles = (positions[:, :, None] * self.inv_freq).flatten(1)  # [T, 3 * rope_freq_dim]: t, h, w
+        return Rope(angles.cos().to(MODEL_DTYPE), angles.sin().to(MODEL_DTYPE))
+
+
+class Denoiser(nn.Module):
+    """The whole transformer. Inference only; call `eval()` and run it without gradients."""
+
+    def __init__(self, config: DenoiserConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.video_patch_proj = nn.Linear(config.patch_dim, config.hidden_size)
+        self.audio_patch_proj = nn.Linear(config.audio_in_channels, config.hidden_size)
+        self.condition_proj = nn.Linear(config.text_dim, config.hidden_size)
+        self.time_embedder = TimeEmbedder(config)
+        self.rope = RopeFrequencies(config)
+        self.token_refiner = TokenRefiner(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.final_layer = FinalLayer(config)
+        for name, parameter in self.named_parameters():
+            parameter.data = parameter.data.to(ISLAND_DTYPE if name.startswith(ISLANDS) else MODEL_DTYPE)
+
+    def refine(self, states: Tensor) -> Tensor:
+        """Text encoder states [L, text_dim] to text rows [L, C]. Once per request."""
+        return self.token_refiner(self.condition_proj(states.to(MODEL_DTYPE)))
+
+    def modulation(self, timesteps: Tensor) -> Modulation:
+        """AdaLN for the distinct timesteps [K] fp32 of one step (indexed by `Clock`)."""
+        # Activated in fp32, then rounded once: every block reads the same rounding.
+        time = F.silu(self.time_embedder(timesteps)).to(MODEL_DTYPE)
+        shape = (MODALITIES, BLOCK_MODULATIONS, self.config.hidden_size)
+        return Modulation(
+            blocks=[block.get_submodule("adaln_proj")(time).unflatten(-1, shape) for block in self.blocks],
+            final=self.final_layer.adaln_proj(time).unflatten(-1, (2, self.config.hidden_size)),
+        )
+
+    def embed(self, text: Tensor, audio: Tensor, video: Tensor) -> Tensor:
+        """Pack refined text [L, C], audio rows and video rows (fp32) into one sequence [T, C]."""
+        audio, video = self.audio_patch_proj(audio), self.video_patch_proj(video)
+        return torch.cat([text, audio.to(MODEL_DTYPE), video.to(MODEL_DTYPE)])
+
+    def velocity(self, x: Tensor, rope: Rope, spans: list[Span], modulation: Modulation) -> Velocity:
+        """The block stack and the heads over the packed sequence x [T, C]."""
+        for block, block_modulation in zip(self.blocks, modulation.blocks, strict=True):
+            x = block(x, rope, spans, block_modulation)
+        return self.final_layer(x, spans, modulation.final)

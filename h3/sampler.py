@@ -1,0 +1,73 @@
+"""The flow-matching schedule, its Euler update and the initial noise. Knows no model.
+
+Video and audio share one grid of N + 1 points and differ in their shift; N steps are N model evaluations.
+All arithmetic is fp32. Timestep t = 1 - sigma: 0 is pure noise, 1 is clean.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from h3.sequence import Geometry, patchify
+
+VIDEO_SHIFT = 12.0
+AUDIO_SHIFT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Latents:
+    """Token rows being denoised, fp32."""
+
+    video: Tensor  # [V, patch_dim]
+    audio: Tensor  # [2A, audio channels], left channel first
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Noise levels from 1 to 0, one more than there are steps."""
+
+    video: Tensor  # [N + 1]
+    audio: Tensor  # [N + 1]
+
+    @property
+    def steps(self) -> int:
+        return len(self.video) - 1
+
+    def timesteps(self, step: int) -> Tensor:
+        """Distinct timesteps of a 0-based step, indexed by `Clock`: [2]."""
+        return 1 - torch.stack([self.video[step], self.audio[step]])
+
+
+def make_schedule(steps: int) -> Schedule:
+    """The shifted linear grid for `steps` model evaluations."""
+    grid = torch.linspace(1, 0, steps + 1, dtype=torch.float32)
+    return Schedule(video=_shift(grid, VIDEO_SHIFT), audio=_shift(grid, AUDIO_SHIFT))
+
+
+def _shift(grid: Tensor, shift: float) -> Tensor:
+    return shift * grid / (1 + (shift - 1) * grid)
+
+
+def initial_noise(geometry: Geometry, patch_dim: int, audio_channels: int, seed: int) -> Latents:
+    """Pure noise for a request, drawn on the CPU from one generator: video latents first, then audio rows.
+
+    The draw does not depend on device or world size. The order is the diffusers pipeline's.
+    """
+    generator = torch.Generator("cpu").manual_seed(seed)
+    shape = (patch_dim // 4, geometry.latent_frames, geometry.latent_height, geometry.latent_width)
+    video = torch.randn(shape, generator=generator)
+    audio = torch.randn((2 * geometry.audio_latents, audio_channels), generator=generator)
+    return Latents(video=patchify(video), audio=audio)
+
+
+def clean_estimate(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
+    """Where the velocity points: x0. The velocity is data-ward, hence the plus."""
+    # (1 - t) and not sigma: t is the fp32 number that the model saw.
+    return x + (1 - (1 - sigma)) * velocity
+
+
+def euler_step(x: Tensor, clean: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
+    """Move from one noise level to the next; the last step, to sigma 0, gives `clean` itself."""
+    ratio = sigma_next / sigma
+    return ratio * x + (1 - ratio) * clean
