@@ -1,0 +1,177 @@
+"""What poisons a fleet. Each test spends a fleet of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.worker.mgpu.conftest import assert_gone, await_equal
+from worker.mgpu import (
+    ControllerDeadError,
+    FatalFleetError,
+    FleetDesyncError,
+    JobTimeoutError,
+    MGPUController,
+    RankDiedError,
+    RunnerFailedError,
+    Stream,
+)
+
+Make = Callable[..., MGPUController]
+
+
+def fatal_error_of(stream: Stream) -> FatalFleetError:
+    with pytest.raises(FatalFleetError) as caught:
+        for _ in stream:
+            pass
+    return caught.value
+
+
+def assert_poisoned(controller: MGPUController, stream: Stream, error: BaseException, pids: list[int]) -> None:
+    assert_gone(pids, within_s=0.5)
+    assert not controller.is_alive
+    with pytest.raises(type(error)) as again:  # 35
+        next(stream)
+    assert again.value is error
+    stream.drain()  # the error was told
+    for attempt in (controller.stream, controller.start):
+        with pytest.raises(ControllerDeadError) as dead:
+            attempt()
+        assert dead.value.__cause__ is error
+    began = time.monotonic()
+    controller.shutdown()
+    assert time.monotonic() - began < 0.1
+    with pytest.raises(ControllerDeadError):
+        controller.stream()
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "error_type"),
+    [
+        ("key error", "KeyError", RunnerFailedError),
+        ("strange error", "TwoArgumentFault", RunnerFailedError),
+        ("system exit", "SystemExit", RunnerFailedError),
+        ("exit 0", "exit code 0", RankDiedError),
+        ("kill", "SIGKILL", RankDiedError),
+        ("segfault", "SIGSEGV", RankDiedError),
+    ],
+)
+def test_the_fleet_ends_when_a_rank_fails_while_its_peer_is_in_a_collective(
+    new_fleet: Make, how: str, cause: str, error_type: type[FatalFleetError]
+) -> None:
+    """64, 66, 67, 68, 70, 35, 82: within a second; the first cause is told, not the peer's broken collective."""
+    controller = new_fleet()
+    stream = controller.stream(command="fail", ranks=[1], how=how)
+    pids = [next(stream), next(stream)]
+    began = time.monotonic()
+    error = fatal_error_of(stream)
+    assert time.monotonic() - began < 1
+    assert type(error) is error_type
+    assert (error.rank, error.cause_type) == (1, cause)
+    assert error.pid in pids
+    assert f"rank 1 (pid {error.pid})" in str(error)
+    if error_type is RunnerFailedError:
+        assert "in fail" in error.remote_traceback
+    if how == "segfault":
+        assert any("Segmentation fault" in line for line in error.failures[0].log_tail)
+    if how == "kill":
+        assert "OOM killer" in str(error)
+    assert_poisoned(controller, stream, error, pids)
+
+
+def test_a_death_while_idle_is_noticed(new_fleet: Make) -> None:
+    """71, 93: the log files stay to be read until shutdown()."""
+    controller = new_fleet()
+    pid = controller.status().ranks[1].pid
+    logs = controller._supervisor.fleet.logs.directory
+    os.kill(pid, signal.SIGKILL)
+    await_equal(lambda: controller.is_alive, False, within_s=0.5)
+    with pytest.raises(ControllerDeadError) as dead:
+        controller.stream(command="echo")
+    assert "rank 1" in str(dead.value.__cause__)
+    assert (logs / "rank1.log").exists()
+    controller.shutdown()
+    assert not logs.exists()
+
+
+def test_a_death_is_noticed_while_items_keep_coming(new_fleet: Make) -> None:
+    """70"""
+    stream = new_fleet().stream(command="chatter_while_a_rank_dies")
+    began = time.monotonic()
+    assert isinstance(fatal_error_of(stream), RankDiedError)
+    assert time.monotonic() - began < 2
+
+
+def test_what_came_before_a_death_is_delivered_first(new_fleet: Make) -> None:
+    """72"""
+    stream = new_fleet().stream(command="deliver_then_die", amount=500)
+    received = []
+    with pytest.raises(RankDiedError):
+        received.extend(stream)
+    # list.extend loses what it took when the iterator raises only in its own counting, not in the list.
+    assert received == list(range(500))
+
+
+@pytest.mark.parametrize(("command", "told"), [("yield_unpicklable", "lock"), ("return_unpicklable", "function")])
+def test_a_result_that_does_not_pickle_is_fatal(new_fleet: Make, command: str, told: str) -> None:
+    """69, 64: all ranks fail alike and all are listed."""
+    error = fatal_error_of(new_fleet().stream(command=command))
+    assert isinstance(error, RunnerFailedError)
+    assert f"{told} does not pickle" in str(error)
+    assert len(error.failures) == 2
+
+
+def test_an_unexpected_exception_outweighs_a_refusal(new_fleet: Make) -> None:
+    """65"""
+    error = fatal_error_of(new_fleet().stream(command="refuse_or_fail"))
+    assert error.cause_type == "KeyError"
+    assert error.__notes__ == ["rank 0 refused: RunnerError: refused here"]
+
+
+def test_a_refusal_while_a_peer_waits_in_a_collective_is_a_desync(new_fleet: Make) -> None:
+    """63"""
+    controller = new_fleet(asymmetry_grace=0.5)
+    began = time.monotonic()
+    error = fatal_error_of(controller.stream(command="refuse_and_wait"))
+    assert 0.4 < time.monotonic() - began < 2
+    assert isinstance(error, FleetDesyncError)
+    assert "rank 1" in str(error).partition("refused")[0]
+    assert "rank 0" in str(error).partition("refused")[2]
+
+
+def test_a_job_timeout_ends_the_fleet_though_nobody_iterates(new_fleet: Make) -> None:
+    """73, 74, 94"""
+    controller = new_fleet()
+    stream = controller.stream(command="hang", timeout=0.5)
+    pids = [rank.pid for rank in controller.status().ranks]
+    began = time.monotonic()
+    await_equal(lambda: controller.is_alive, False, within_s=1)
+    assert 0.3 < time.monotonic() - began < 0.8
+    assert sorted([next(stream), next(stream)]) == sorted(pids)
+    error = fatal_error_of(stream)
+    assert isinstance(error, JobTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert "0.5 s" in str(error)
+    assert_poisoned(controller, stream, error, pids)
+
+
+def test_a_job_timeout_also_bounds_a_job_that_keeps_yielding(new_fleet: Make) -> None:
+    """73"""
+    controller = new_fleet(num_gpus=1)
+    began = time.monotonic()
+    error = fatal_error_of(controller.stream(command="count", upto=10**9, timeout=0.5))
+    assert time.monotonic() - began < 3
+    assert isinstance(error, JobTimeoutError)
+
+
+def test_drain_lets_a_fatal_error_through_once(new_fleet: Make) -> None:
+    """37"""
+    stream: Any = new_fleet(num_gpus=1).stream(command="fail", ranks=[0], how="key error")
+    with pytest.raises(RunnerFailedError):
+        stream.drain()
+    stream.drain()

@@ -1,0 +1,254 @@
+"""start(): what it takes along, how it fails, what it leaves."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.worker.mgpu.conftest import children
+from tests.worker.mgpu.runners import HiddenNotAGenerator, InferenceRunner, QueueRunner, SetupRunner
+from worker.mgpu import (
+    ControllerAlreadyStartedError,
+    MGPUController,
+    MGPURunner,
+    StartError,
+    StartTimeoutError,
+    SymmetricRunnerError,
+)
+
+Make = Callable[..., MGPUController]
+
+
+def test_setup_gets_its_keywords_and_queues(new_controller: Make) -> None:
+    """11, 22"""
+    controller = new_controller(QueueRunner)
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    controller.start(timeout=60, queue=queue)
+    assert controller.is_alive
+    assert list(controller.stream(command="pass_on", number=5)) == [5]
+    controller.shutdown()
+    queue.close()
+
+
+def test_one_rank_alone_has_groups_and_tensors(new_controller: Make) -> None:
+    """13: the same runner on a laptop. Setup's keywords may hold tensors."""
+    controller = new_controller(num_gpus=1)
+    controller.start(weights=torch.arange(50_000))
+    (told,) = controller.stream(command="describe")
+    assert told["sums"] == [0, 0]
+    assert torch.equal(told["kwargs"]["weights"], torch.arange(50_000))
+    ((_, kwargs),) = controller.stream(command="echo", x=torch.ones(3))
+    assert torch.equal(kwargs["x"], torch.ones(3))
+    stream = controller.stream(command="steps", upto=1_000_000)
+    stream.request_stop()
+    stream.drain()
+
+
+@pytest.mark.parametrize("ranks", [[1], [0, 1]])
+def test_a_failing_setup_fails_the_start(new_controller: Make, ranks: list[int]) -> None:
+    """15, 79: every failing rank is told, the others are dead, and shutdown has nothing to do."""
+    controller = new_controller(SetupRunner)
+    with pytest.raises(StartError, match="boom") as caught:
+        controller.start(timeout=60, faults=dict.fromkeys(ranks, "key error"))
+    error = caught.value
+    assert isinstance(error, RuntimeError)
+    assert sorted(failure.rank for failure in error.failures) == ranks
+    assert error.cause_type == "KeyError"
+    assert f"pid {error.pid}" in str(error)
+    assert "in setup" in error.remote_traceback
+    assert not controller.is_alive
+    controller.shutdown()
+
+
+@pytest.mark.parametrize(("how", "cause"), [("exit 0", "exit code 0"), ("kill", "SIGKILL")])
+def test_a_rank_that_dies_in_setup_fails_the_start(new_controller: Make, how: str, cause: str) -> None:
+    """17: whichever rank, whatever code, while the other waits for ever."""
+    controller = new_controller(SetupRunner)
+    with pytest.raises(StartError) as caught:
+        controller.start(timeout=60, faults={1: how, 0: "wait"})
+    assert (caught.value.rank, caught.value.cause_type) == (1, cause)
+
+
+def test_a_start_that_takes_too_long_names_the_missing(new_controller: Make) -> None:
+    """16, 18"""
+    controller = new_controller(SetupRunner)
+    began = time.monotonic()
+    with pytest.raises(
+        StartTimeoutError, match=r"of 2 ranks were ready after 2.5 s; missing: .*rank 1 \(pid \d+, phase"
+    ):
+        controller.start(timeout=2.5, faults={1: "wait"})
+    assert time.monotonic() - began < 4.5
+    assert issubclass(StartTimeoutError, TimeoutError)
+
+
+def test_a_failed_start_may_be_tried_again(new_controller: Make) -> None:
+    """79, 82; 18: the start's timeout does not bound later jobs."""
+    controller = new_controller(SetupRunner)
+    with pytest.raises(StartTimeoutError):
+        controller.start(timeout=0.01)
+    controller.start(timeout=30)
+    assert len(list(controller.stream(command="echo"))) == 2
+
+
+def test_of_two_threads_that_start_one_wins(new_controller: Make) -> None:
+    """14, 24: and the fleet outlives the short-lived thread that started it."""
+    controller = new_controller()
+    outcomes: list[object] = []
+
+    def start() -> None:
+        try:
+            outcomes.append(controller.start(timeout=60))
+        except RuntimeError as error:
+            outcomes.append(type(error))
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes, key=str) == [ControllerAlreadyStartedError, None]
+    assert len(list(controller.stream(command="echo"))) == 2
+
+
+def test_an_unpicklable_runner_is_refused_before_any_process(new_controller: Make) -> None:
+    """21"""
+    lock = threading.Lock()
+
+    class Holder(MGPURunner):
+        def __call__(self) -> Iterator[Any]:
+            yield lock
+
+    before = children()
+    controller = new_controller(Holder)
+    with pytest.raises(TypeError, match=r"Holder.__call__ -> lock is a lock"):
+        controller.start()
+    assert children() == before
+
+
+def test_unpicklable_setup_keywords_fail_the_start(new_controller: Make) -> None:
+    """21"""
+    controller = new_controller()
+    with pytest.raises((StartError, TypeError), match="pickle"):
+        controller.start(bad=threading.Lock())
+
+
+def test_a_runner_from_a_function_travels_by_value(new_controller: Make) -> None:
+    """19, 20: with what it closes over, and classes beside it keep their identity."""
+    offset = 40
+
+    class Local:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    class Closure(MGPURunner):
+        def __call__(self, *, local: Local) -> Iterator[Any]:
+            assert isinstance(local, Local)
+            yield Local(local.number + offset)
+
+    controller = new_controller(Closure)
+    controller.start()
+    items = list(controller.stream(local=Local(2)))
+    assert [type(item) for item in items] == [Local, Local]
+    assert [item.number for item in items] == [42, 42]
+
+
+UNIMPORTABLE = """
+import dataclasses
+from worker.mgpu import MGPURunner, RunnerError
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    number: int
+
+class OwnError(RunnerError):
+    pass
+
+def double(number):
+    return 2 * number
+
+class Runner(MGPURunner):
+    def __call__(self, *, item, refuse=False):
+        if refuse:
+            raise OwnError("no")
+        assert isinstance(item, Item)
+        yield Item(double(item.number))
+        return Item(self.rank)
+"""
+
+
+@pytest.fixture
+def unimportable(tmp_path: Path) -> Iterator[ModuleType]:
+    """A loaded module that no other process finds."""
+    path = tmp_path / "hidden_away.py"
+    path.write_text(UNIMPORTABLE)
+    spec = importlib.util.spec_from_file_location("hidden_away", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["hidden_away"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["hidden_away"]
+
+
+def test_an_unimportable_module_travels_by_value(new_controller: Make, unimportable: ModuleType) -> None:
+    """19, 20, 68"""
+    controller = new_controller(unimportable.Runner)
+    controller.start()
+    stream = controller.stream(item=unimportable.Item(4))
+    assert [next(stream), next(stream)] == [unimportable.Item(8)] * 2
+    with pytest.raises(StopIteration) as end:
+        next(stream)
+    assert end.value.value == [unimportable.Item(0), unimportable.Item(1)]
+    with pytest.raises(SymmetricRunnerError) as refused:
+        next(controller.stream(item=None, refuse=True))
+    assert [type(error) for error in refused.value.errors] == [unimportable.OwnError] * 2
+
+
+def test_a_call_that_is_no_generator_is_a_refusal(new_fleet: Make) -> None:
+    """41"""
+    controller = new_fleet(HiddenNotAGenerator)
+    with pytest.raises(SymmetricRunnerError, match="not a generator"):
+        next(controller.stream())
+    assert controller.is_alive
+
+
+def test_inference_mode_is_the_runners_business(new_fleet: Make) -> None:
+    """44"""
+    assert list(new_fleet(InferenceRunner).stream()) == [True, True]
+
+
+class EarlyRunner(MGPURunner):
+    def __init__(self) -> None:
+        self.was_initialized = dist.is_initialized()
+
+    def __call__(self) -> Iterator[Any]:
+        yield self.was_initialized
+
+
+def test_the_runner_is_built_before_the_process_group(new_fleet: Make) -> None:
+    """12"""
+    assert list(new_fleet(EarlyRunner).stream()) == [False, False]
+
+
+def test_two_fleets_run_side_by_side(new_fleet: Make) -> None:
+    """9, 26: own ports, own jobs; one's end is nothing to the other. The environment names no port of theirs."""
+    os.environ["MASTER_PORT"] = "1"
+    try:
+        first, second = new_fleet(num_gpus=1), new_fleet(num_gpus=1)
+    finally:
+        del os.environ["MASTER_PORT"]
+    first_stream, second_stream = first.stream(command="count", upto=3), second.stream(command="count", upto=3)
+    assert len(list(first_stream)) == 3
+    first.shutdown(graceful_timeout=0)
+    assert len(list(second_stream)) == 3

@@ -1,0 +1,133 @@
+"""How a job's keywords reach every rank.
+
+Everything but top-level tensors is pickled once, in the caller, and the same bytes go to every rank. Top-level
+tensors go to rank 0 only (CPU: one memory segment; CUDA: IPC handles), which broadcasts them as bytes: Gloo has no
+broadcast for several dtypes, and bytes are exact for all. Layout of the broadcast: CPU tensors first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from worker.mgpu.errors import RunnerError
+from worker.mgpu.link import Message
+from worker.mgpu.segment import Segment, offsets_of
+from worker.mgpu.tensors import as_bytes, pack, require_plain, unpack, window
+
+BROADCAST_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobInputs:
+    """What the body of a JOB message unpacks to, on every rank."""
+
+    plain: dict[str, object]
+    entries: tuple[TensorEntry, ...]
+    cuda_tensors: bytes  # packed, for rank 0 alone; empty if there are none
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedJob:
+    body: bytes
+    segment: Segment | None  # for rank 0
+
+
+def encode_job(kwargs: dict[str, object]) -> EncodedJob:
+    """Take a snapshot of the keywords. Raises in the caller whatever pickling raises; nothing is claimed yet."""
+    tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        require_plain(f"keyword {name}", tensor)
+    on_cpu = {name: as_bytes(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    on_cuda = {name: tensor for name, tensor in tensors.items() if name not in on_cpu}
+    inputs = JobInputs(
+        plain={name: value for name, value in kwargs.items() if name not in tensors},
+        entries=tuple(_entry(name, tensors[name]) for name in (*on_cpu, *on_cuda)),
+        cuda_tensors=pack(list(on_cuda.values()), share_cuda=True, inline=True).body if on_cuda else b"",
+    )
+    body = pack(inputs, share_cuda=False, inline=True).body
+    return EncodedJob(body, _segment_of(list(on_cpu.values())))
+
+
+def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
+    return TensorEntry(name, tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.element_size())
+
+
+def _segment_of(flat_tensors: Sequence[torch.Tensor]) -> Segment | None:
+    buffers = [window(flat) for flat in flat_tensors]
+    return Segment(buffers) if any(buffer.nbytes for buffer in buffers) else None
+
+
+@dataclass(frozen=True, slots=True)
+class InputReceiver:
+    """A rank's end: turns a JOB message into the keywords of the runner's call."""
+
+    rank: int
+    device: torch.device
+    group: dist.ProcessGroup
+    world_size: int
+
+    def receive(self, message: Message) -> dict[str, object]:
+        """Collective if the job has tensors. Raises RunnerError if this process cannot rebuild a keyword."""
+        inputs = _decode(message.body)
+        if not inputs.entries:
+            return inputs.plain
+        offsets, total_bytes = offsets_of([entry.size_bytes for entry in inputs.entries])
+        flat = self._load(message, inputs, offsets, total_bytes) if self.rank == 0 else self._empty(total_bytes)
+        self._broadcast(flat)
+        tensors = {e.name: _carve(flat, offset, e) for e, offset in zip(inputs.entries, offsets, strict=True)}
+        return {**inputs.plain, **tensors}
+
+    def _load(self, message: Message, inputs: JobInputs, offsets: Sequence[int], total_bytes: int) -> torch.Tensor:
+        """Rank 0: all tensors behind each other, on its device."""
+        from_cpu = message.view.as_bytes() if message.view else self._empty(0)
+        if from_cpu.numel() == total_bytes and self.device.type == "cpu":
+            return from_cpu
+        flat = self._empty(total_bytes)
+        flat[: from_cpu.numel()] = from_cpu
+        for offset, tensor in zip(reversed(offsets), reversed(_cuda_tensors(inputs)), strict=False):
+            source = as_bytes(tensor)
+            flat[offset : offset + source.numel()] = source
+        return flat
+
+    def _empty(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+
+    def _broadcast(self, flat: torch.Tensor) -> None:
+        if self.world_size == 1:
+            return
+        for chunk in flat.split(BROADCAST_CHUNK_BYTES):
+            if chunk.numel():
+                dist.broadcast(chunk, src=0, group=self.group)
+
+
+def _decode(body: bytes) -> JobInputs:
+    try:
+        inputs = unpack(body, None)
+    except Exception as error:  # foreign classes raise whatever they like; every rank gets the same bytes
+        raise RunnerError(f"the job's keywords cannot be rebuilt here: {type(error).__name__}: {error}") from error
+    assert isinstance(inputs, JobInputs)
+    return inputs
+
+
+def _cuda_tensors(inputs: JobInputs) -> list[torch.Tensor]:
+    tensors = unpack(inputs.cuda_tensors, None) if inputs.cuda_tensors else []
+    assert isinstance(tensors, list)
+    return tensors
+
+
+def _carve(flat: torch.Tensor, offset: int, entry: TensorEntry) -> torch.Tensor:
+    if entry.size_bytes == 0:
+        return torch.empty(entry.shape, dtype=entry.dtype, device=flat.device)
+    return flat[offset : offset + entry.size_bytes].view(entry.dtype).reshape(entry.shape)

@@ -1,0 +1,102 @@
+"""One job: what the ranks said about it, and what their ends amount to. Knows no process and no thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from worker.mgpu.errors import AsymmetricRunnerError, RunnerError, SymmetricRunnerError
+from worker.mgpu.link import TERMINALS, Kind, Message
+from worker.mgpu.reports import read_report, rebuild_runner_error
+from worker.mgpu.tensors import unpack
+
+log = logging.getLogger(__name__)
+
+Terminal = RunnerError | StopIteration
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    rank: int
+    message: Message
+
+
+@dataclass(slots=True)
+class Job:
+    """In flight. Filled by the fleet's thread, emptied by the owner of its stream."""
+
+    id: int
+    world_size: int
+    arrivals: SimpleQueue[Said | BaseException] = field(default_factory=SimpleQueue)
+    ends: dict[int, Message] = field(default_factory=dict)  # of the ranks that have ended
+    yields: dict[int, int] = field(default_factory=dict)  # how many items each rank has yielded
+
+    @property
+    def has_ended(self) -> bool:
+        return len(self.ends) == self.world_size
+
+    @property
+    def unended(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.ends]
+
+    def take(self, rank: int, message: Message) -> None:
+        """Raises ProtocolError for a message that cannot belong here."""
+        expected = (self.id, self.yields.get(rank, 0))
+        if rank in self.ends or (message.job_id, message.sequence) != expected:
+            got = (message.job_id, message.sequence)
+            raise ProtocolError(f"rank {rank} sent (job, sequence) {got} while {expected} was expected")
+        if message.kind in TERMINALS:
+            self.ends[rank] = message
+        else:
+            self.yields[rank] = message.sequence + 1
+        self.arrivals.put(Said(rank, message))
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever reads gets the error, after what has arrived."""
+        self.arrivals.put(error)
+
+    def refusals(self) -> list[str]:
+        """In words, for a fatal error that came on top of them."""
+        refused = {rank: read_report(end.body) for rank, end in self.ends.items() if end.kind is Kind.REFUSED}
+        return [f"rank {rank} refused: {report.cause_type}: {report.text}" for rank, report in refused.items()]
+
+
+class ProtocolError(Exception):
+    """A rank speaks of another job, or has skipped or repeated a message."""
+
+
+def terminal_of(rank: int, message: Message) -> Terminal:
+    if message.kind is Kind.REFUSED:
+        return rebuild_runner_error(rank, read_report(message.body))
+    return StopIteration(unpack(message.body, message.view))
+
+
+def conclude(job_id: int, terminals: Sequence[Terminal]) -> list[object]:
+    """The values that the ranks returned, in rank order. Raises if any of them refused the job."""
+    errors = [terminal for terminal in terminals if isinstance(terminal, RunnerError)]
+    if not errors:
+        return [terminal.value for terminal in terminals if isinstance(terminal, StopIteration)]
+    if len(errors) == len(terminals):
+        raise _symmetric(job_id, errors)
+    raise _asymmetric(job_id, terminals)
+
+
+def _symmetric(job_id: int, errors: Sequence[RunnerError]) -> SymmetricRunnerError:
+    identical = len({(error.cause_type, str(error)) for error in errors}) == 1
+    if not identical:
+        log.warning("job %d: all ranks refused, but not alike: %s", job_id, [str(error) for error in errors])
+    return SymmetricRunnerError(str(errors[0]), errors, identical=identical)
+
+
+def _asymmetric(job_id: int, terminals: Sequence[Terminal]) -> AsymmetricRunnerError:
+    told = [
+        f"rank {rank} raised {terminal.cause_type}: {terminal}"
+        for rank, terminal in enumerate(terminals)
+        if isinstance(terminal, RunnerError)
+    ]
+    finished = [rank for rank, terminal in enumerate(terminals) if isinstance(terminal, StopIteration)]
+    text = f"job {job_id}: {'; '.join(told)}; but rank {', '.join(map(str, finished))} finished"
+    log.error("%s; with a collective in between this is a hang", text)
+    return AsymmetricRunnerError(text, terminals)

@@ -1,0 +1,197 @@
+"""The main of a rank process: get ready, then run one job after the other until told to leave.
+
+Between jobs the main thread blocks in a read of its control socket: no collective is pending, nothing polls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from worker.mgpu.by_value import class_from_bytes
+from worker.mgpu.errors import RunnerError
+from worker.mgpu.inputs import InputReceiver
+from worker.mgpu.lifeline import tie_to_controller
+from worker.mgpu.link import Kind, Link, Message
+from worker.mgpu.logs import redirect_output
+from worker.mgpu.reports import report_error
+from worker.mgpu.runner import MGPURunner
+from worker.mgpu.state import Phase
+from worker.mgpu.tensors import Travelling, pack
+from worker.mgpu.world import Groups, RankPlan, bind_device, create_groups, join_process_group
+
+LEAVE_DEADLINE_S = 5.0  # destroying communicators, or a runner's left-over threads, may hang
+_REASON_SIZE_BYTES = 256
+
+
+def rank_main(
+    plan: RankPlan, setup_kwargs: Travelling, control: socket.socket, alive: Connection, output: Connection
+) -> None:
+    tie_to_controller(plan.controller_pid, alive)
+    os.set_inheritable(control.fileno(), False)
+    redirect_output(output)
+    atexit.register(_skip_finalization)  # first in, last to run
+    link = Link(control)
+    try:
+        rank = Rank(plan, link, setup_kwargs)
+        del setup_kwargs
+        rank.serve()
+    except BaseException as error:  # the controller must hear of it, SystemExit included
+        link.send(Message(Kind.FAILED, body=report_error(error)))
+        _wait_to_be_killed()
+
+
+def _wait_to_be_killed() -> None:
+    # Not an exit: that would break collectives which peers are in, and bury our error under theirs.
+    while True:
+        signal.pause()
+
+
+class Rank:
+    def __init__(self, plan: RankPlan, link: Link, setup_kwargs: Travelling) -> None:
+        self._plan = plan
+        self._link = link
+        self._told_to_leave = False
+        self._job_id = 0
+        self._sequence = 0
+        self._stop_reason: str | None = None
+        self._runner, self._groups = self._prepare(setup_kwargs)
+        self._inputs = InputReceiver(plan.rank, plan.device, self._groups.inputs, plan.fleet.world_size)
+
+    def serve(self) -> None:
+        self._say(Phase.READY)
+        while not self._told_to_leave:
+            message = self._link.receive()
+            if message.kind is Kind.JOB:
+                self._run_job(message)
+            elif message.kind is Kind.EXIT:
+                self._told_to_leave = True
+            # A STOP here came after its job had ended.
+            del message
+        self._leave()
+
+    def _prepare(self, setup_kwargs: Travelling) -> tuple[MGPURunner, Groups]:
+        bind_device(self._plan)
+        self._say(Phase.BOUND)
+        runner_cls = class_from_bytes(self._plan.fleet.runner_definition)
+        runner = runner_cls()
+        self._say(Phase.INIT)
+        join_process_group(self._plan)
+        self._say(Phase.GROUPS)
+        groups = create_groups(self._plan)
+        self._inject(runner, groups)
+        self._say(Phase.SETUP)
+        runner.setup(**setup_kwargs.open())
+        return runner, groups
+
+    def _inject(self, runner: MGPURunner, groups: Groups) -> None:
+        runner.rank = self._plan.rank
+        runner.world_size = self._plan.fleet.world_size
+        runner.device = self._plan.device
+        runner.devices = self._plan.fleet.devices
+        runner.groups = groups.runner
+        runner._read_stop = self._read_stop
+
+    def _run_job(self, message: Message) -> None:
+        self._job_id, self._sequence, self._stop_reason = message.job_id, 0, None
+        self._runner.stop_reason = None
+        try:
+            value = self._iterate(self._call(self._inputs.receive(message)))
+        except (RunnerError, ValueError) as error:
+            self._tell(Kind.REFUSED, report_error(error))
+            return
+        self._tell_value(Kind.RETURNED, value)
+
+    def _call(self, kwargs: dict[str, object]) -> Generator[Any, Any, Any]:
+        try:
+            inspect.signature(self._runner.__call__).bind(**kwargs)
+        except TypeError as error:
+            raise RunnerError(f"{type(self._runner).__qualname__}.__call__: {error}") from error
+        generator = self._runner(**kwargs)
+        if not inspect.isgenerator(generator):
+            raise RunnerError(f"__call__ returned a {type(generator).__name__}, not a generator: use `yield`")
+        return generator
+
+    def _iterate(self, generator: Generator[Any, Any, Any]) -> object:
+        while True:
+            try:
+                item = next(generator)
+            except StopIteration as end:
+                return end.value
+            self._tell_value(Kind.ITEM, item)
+            del item
+
+    def _tell_value(self, kind: Kind, value: object) -> None:
+        try:
+            packed = pack(value, share_cuda=self._plan.fleet.outputs == "device")
+        except Exception as error:  # reducers raise anything, even ValueError, which would pass for a refusal
+            raise UnpicklableResultError(f"{type(value).__name__} does not pickle: {error}") from error
+        self._link.send(Message(kind, self._job_id, self._sequence, packed.body, packed.segment))
+        self._sequence += 1
+        if packed.segment:
+            packed.segment.close()
+
+    def _tell(self, kind: Kind, body: bytes) -> None:
+        self._link.send(Message(kind, self._job_id, self._sequence, body))
+        self._sequence += 1
+
+    def _say(self, phase: Phase) -> None:
+        self._link.send(Message(Kind.PHASE, body=phase.encode()))
+
+    def _read_stop(self) -> str | None:
+        """Collective: what rank 0 finds on its control socket is the answer of all."""
+        if self._plan.rank == 0:
+            self._take_pending()
+        if self._plan.fleet.world_size > 1:
+            self._stop_reason = self._agree(self._stop_reason)
+        return self._stop_reason
+
+    def _take_pending(self) -> None:
+        for message in self._link.receive_pending():
+            if message.kind is Kind.EXIT:
+                self._told_to_leave = True
+            elif message.kind is Kind.STOP and message.job_id == self._job_id:
+                self._stop_reason = message.body.decode()
+
+    def _agree(self, reason: str | None) -> str | None:
+        encoded = (reason or "").encode()[:_REASON_SIZE_BYTES].ljust(_REASON_SIZE_BYTES, b"\0")
+        flag = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        dist.broadcast(flag, src=0, group=self._groups.flags)
+        return bytes(flag.tolist()).rstrip(b"\0").decode(errors="ignore") or None
+
+    def _leave(self) -> None:
+        self._runner.teardown()
+        del self._runner
+        self._say(Phase.LEFT)
+        threading.Thread(target=_exit_at_deadline, name="mgpu-leave", daemon=True).start()
+        if "torch._dynamo" in sys.modules:
+            # Graphs that captured collectives must go first: destroying their communicators can deadlock.
+            torch._dynamo.reset()
+        dist.destroy_process_group()
+
+
+def _skip_finalization() -> None:
+    # An interpreter with torch in it takes 0.7 s to take itself apart (measured on 2 cores); the kernel needs none.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_at_deadline() -> None:
+    threading.Event().wait(LEAVE_DEADLINE_S)
+    os._exit(0)
+
+
+class UnpicklableResultError(TypeError):
+    """The runner yielded, or returned, what cannot travel."""

@@ -1,0 +1,71 @@
+"""What a rank says about an exception: text first, so that it arrives even if the exception itself does not."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+
+from worker.mgpu.errors import RunnerError
+from worker.mgpu.tensors import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    cause_type: str
+    text: str
+    traceback: str
+    failed_at: float
+    original: bytes  # the packed RunnerError; empty if it is none, or does not pickle
+
+
+def report_error(error: BaseException) -> bytes:
+    """Runs in a rank; returns the body of a message."""
+    report = ErrorReport(
+        cause_type=type(error).__name__,
+        text=str(error) + _memory_summary(error),
+        traceback="".join(traceback.format_exception(error)),
+        failed_at=time.monotonic(),
+        original=_packed_original(error),
+    )
+    return pack(report, share_cuda=False, inline=True).body
+
+
+def read_report(body: bytes) -> ErrorReport:
+    report = unpack(body, None)
+    assert isinstance(report, ErrorReport)
+    return report
+
+
+def rebuild_runner_error(rank: int, report: ErrorReport) -> RunnerError:
+    """The very exception if it can be rebuilt here, else a RunnerError with its text."""
+    error = _unpacked_original(report) or RunnerError(report.text)
+    error.rank = rank
+    error.cause_type = report.cause_type
+    error.remote_traceback = report.traceback
+    return error
+
+
+def _packed_original(error: BaseException) -> bytes:
+    if not isinstance(error, RunnerError):
+        return b""
+    try:
+        return pack(error, share_cuda=False, inline=True).body
+    except Exception:  # an exception may hold anything; its text is enough
+        return b""
+
+
+def _unpacked_original(report: ErrorReport) -> RunnerError | None:
+    if not report.original:
+        return None
+    try:
+        error = unpack(report.original, None)
+    except Exception:  # a class with its own constructor, say; the text is enough
+        return None
+    return error if isinstance(error, RunnerError) else None
+
+
+def _memory_summary(error: BaseException) -> str:
+    return f"\n{torch.cuda.memory_summary()}" if isinstance(error, torch.OutOfMemoryError) else ""

@@ -1,0 +1,78 @@
+"""The seam: what a runner gets, yields and raises."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from worker.mgpu.errors import RunnerError
+
+__all__ = ["MGPURunner", "NCCLGroups", "RunnerError", "require_runner_class"]
+
+
+@dataclass(frozen=True, slots=True)
+class NCCLGroups:
+    """One process group per component of a pipeline. Each spans all ranks; under Gloo they are Gloo groups."""
+
+    transformer_group: ProcessGroup
+    vae_group: ProcessGroup
+    text_group: ProcessGroup
+
+    @property
+    def gemma_group(self) -> ProcessGroup:
+        """`text_group` under the name that the seed's runners use."""
+        return self.text_group
+
+
+class MGPURunner(ABC):
+    """What every rank runs, in lockstep. One instance per rank, built before the process group exists.
+
+    The attributes below are there from `setup` on. Nothing is reset between jobs: inference mode, random
+    generators, the default dtype and the grad mode are the runner's business.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    devices: Sequence[torch.device]  # of every rank, in rank order
+    groups: NCCLGroups
+    stop_reason: str | None = None  # why the caller asked this job to stop, once stop_requested() has said so
+    _read_stop: Callable[[], str | None]
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027  # optional: a runner may need none
+        """Load what all jobs share. Runs once, on every rank, with the keywords of `MGPUController.start`."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Run one job: a generator, with the keywords of `MGPUController.stream`."""
+
+    def teardown(self) -> None:  # noqa: B027  # optional
+        """Let go of what `setup` took. Runs once, on every rank, in an orderly shutdown."""
+
+    def stop_requested(self) -> bool:
+        """Whether the caller asked this job to end early. Collective: every rank must call it, all get one answer."""
+        self.stop_reason = self.stop_reason or self._read_stop()
+        return self.stop_reason is not None
+
+
+def require_runner_class(runner_cls: object) -> None:
+    """Raises TypeError for what can be seen to be no runner, before a process is spent on it."""
+    if not (isinstance(runner_cls, type) and issubclass(runner_cls, MGPURunner)):
+        raise TypeError(f"runner_cls must be a subclass of MGPURunner, got {runner_cls!r}")
+    if inspect.isabstract(runner_cls):
+        missing = ", ".join(sorted(runner_cls.__abstractmethods__))
+        raise TypeError(f"{runner_cls.__qualname__} is still abstract: it lacks {missing}")
+    if _is_plainly_not_a_generator(inspect.unwrap(runner_cls.__call__)):
+        raise TypeError(f"{runner_cls.__qualname__}.__call__ must be a generator function: `yield`, even once")
+
+
+def _is_plainly_not_a_generator(function: object) -> bool:
+    # A decorator without functools.wraps hides what it wraps: then the rank finds out, at the first job.
+    named_as_written = inspect.isfunction(function) and function.__name__ == "__call__"
+    return named_as_written and not inspect.isgeneratorfunction(function)
