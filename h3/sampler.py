@@ -1,4 +1,4 @@
-"""The flow-matching schedule, its Euler update and the initial noise. Knows no model.
+"""The flow-matching schedule, its Euler update and the initial noise. Runs no model.
 
 Video and audio share one grid of N + 1 points and differ in their shift; N steps are N model evaluations.
 All arithmetic is fp32. Timestep t = 1 - sigma: 0 is pure noise, 1 is clean.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from h3.model import Velocity
 from h3.sequence import Geometry, patchify
 
 VIDEO_SHIFT = 12.0
@@ -21,6 +22,9 @@ class Latents:
 
     video: Tensor  # [V, patch_dim]
     audio: Tensor  # [2A, audio channels], left channel first
+
+    def to(self, device: torch.device) -> "Latents":
+        return Latents(self.video.to(device), self.audio.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +53,28 @@ def _shift(grid: Tensor, shift: float) -> Tensor:
     return shift * grid / (1 + (shift - 1) * grid)
 
 
-def initial_noise(geometry: Geometry, patch_dim: int, audio_channels: int, seed: int) -> Latents:
+def initial_noise(geometry: Geometry, video_channels: int, audio_channels: int, seed: int) -> Latents:
     """Pure noise for a request, drawn on the CPU from one generator: video latents first, then audio rows.
 
     The draw does not depend on device or world size. The order is the diffusers pipeline's.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
-    shape = (patch_dim // 4, geometry.latent_frames, geometry.latent_height, geometry.latent_width)
+    shape = (video_channels, geometry.latent_frames, geometry.latent_height, geometry.latent_width)
     video = torch.randn(shape, generator=generator)
     audio = torch.randn((2 * geometry.audio_latents, audio_channels), generator=generator)
     return Latents(video=patchify(video), audio=audio)
 
 
-def clean_estimate(x: Tensor, velocity: Tensor, sigma: Tensor) -> Tensor:
-    """Where the velocity points: x0. The velocity is data-ward, hence the plus."""
-    # (1 - t) and not sigma: t is the fp32 number that the model saw.
-    return x + (1 - (1 - sigma)) * velocity
+def advance(schedule: Schedule, step: int, x: Latents, velocity: Velocity) -> tuple[Latents, Latents]:
+    """One Euler step from noise level `step` (0-based). Returns the clean estimate and the next latents."""
+    video = _advance(x.video, velocity.video, schedule.video[step], schedule.video[step + 1])
+    audio = _advance(x.audio, velocity.audio, schedule.audio[step], schedule.audio[step + 1])
+    return Latents(video[0], audio[0]), Latents(video[1], audio[1])
 
 
-def euler_step(x: Tensor, clean: Tensor, sigma: Tensor, sigma_next: Tensor) -> Tensor:
-    """Move from one noise level to the next; the last step, to sigma 0, gives `clean` itself."""
+def _advance(x: Tensor, velocity: Tensor, sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
+    """The clean estimate x0, and x moved towards it. The last step, to sigma 0, gives x0 itself."""
+    # 1 - t and not sigma: t is the fp32 number that the model saw. The velocity is data-ward, hence the plus.
+    clean = x + (1 - (1 - sigma)) * velocity
     ratio = sigma_next / sigma
-    return ratio * x + (1 - ratio) * clean
+    return clean, ratio * x + (1 - ratio) * clean

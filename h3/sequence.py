@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 FPS = 24
+AUDIO_RATE_HZ = 32_000
 AUDIO_LATENTS_PER_SECOND = 40
 CLIP_FRAMES = 17  # one decoded clip
 CLIP_LATENTS = 5

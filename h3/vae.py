@@ -16,7 +16,6 @@ from torch import Tensor
 from h3.model import ISLAND_DTYPE, MODEL_DTYPE
 from h3.sequence import CLIP_FRAMES, CLIP_LATENTS
 
-AUDIO_RATE_HZ = 32_000
 _WINDOW = CLIP_LATENTS + 2  # latent frames that a clip reads
 _PIXEL_MEAN = torch.tensor([0.485, 0.456, 0.406])  # ImageNet, the space that the decoder speaks
 _PIXEL_STD = torch.tensor([0.229, 0.224, 0.225])

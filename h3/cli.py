@@ -1,0 +1,38 @@
+"""Commands about checkpoints."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from h3.errors import H3Error
+
+app = typer.Typer()
+checkpoint_app = typer.Typer(no_args_is_help=True, help="Write and check checkpoints.")
+app.add_typer(checkpoint_app, name="checkpoint")
+
+
+@checkpoint_app.command("tiny")
+def write_tiny_checkpoint(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.")],
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+) -> None:
+    """Write an untrained H3 of toy size, in the official layout: for trying things out; its picture is noise."""
+    from h3.tiny import write_tiny
+
+    write_tiny(folder, seed)
+    typer.echo(folder)
+
+
+@checkpoint_app.command("check")
+def check_checkpoint(folder: Annotated[Path, typer.Argument(help="Root of a checkpoint.")]) -> None:
+    """Check from the files' headers that nothing is missing or cut short."""
+    from h3.checkpoint import ModelFolder, digest
+
+    try:
+        parts = ModelFolder.below(folder)
+        parts.check()
+        typer.echo(f"whole, digest {digest(parts.transformer)}")
+    except H3Error as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(2) from exc

@@ -1,0 +1,185 @@
+"""H3Runner: a render request in, worker items out. The only file of `h3` that knows worker and jobs.
+
+Every rank encodes the text and denoises in lockstep; rank 0 alone decodes, writes files and speaks.
+"""
+
+import json
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from h3.checkpoint import ModelFolder
+from h3.denoise import Denoising
+from h3.errors import CheckpointError
+from h3.mp4 import SegmentWriter, remux
+from h3.provenance import Provenance, describe_device, sha256
+from h3.resume import save_progress
+from h3.sampler import Latents, initial_noise, make_schedule
+from h3.sequence import AUDIO_RATE_HZ, FPS, Geometry, Layout, unpatchify
+from jobs.request import ResolvedRequest
+from worker.items import Checkpoint, Finished, Item, Preview, Segment, StepDone, StreamHeader, TextEncoded
+from worker.mgpu import MGPURunner, RunnerError
+
+if TYPE_CHECKING:
+    from h3.load import LoadedModel
+
+MODE = "ulysses"
+PRECISION = "bf16"
+ATTENTION_BACKEND = "sdpa"
+PREVIEW_SIDE = 256  # pixels, the longer one
+REPORT_VERSION = 1
+
+
+class H3Runner(MGPURunner):
+    """Renders text to video and sound."""
+
+    _model: "LoadedModel"
+
+    @classmethod
+    def preflight(cls, *, checkpoint: str) -> None:
+        """Check the checkpoint's files before any rank is started. Raises RunnerError naming file and tensor."""
+        try:
+            ModelFolder.below(Path(checkpoint)).check()
+        except CheckpointError as exc:
+            raise RunnerError(str(exc)) from exc
+
+    @torch.inference_mode()
+    def setup(self, *, checkpoint: str) -> None:
+        """Load the model; `checkpoint` is the root of the official layout."""
+        # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
+        # controller imports this file too.
+        from h3.load import load_model
+
+        self._model = load_model(Path(checkpoint), self.device, self.groups.transformer_group)
+
+    @torch.inference_mode()
+    def __call__(self, *, request: ResolvedRequest, work_dir: str) -> Iterator[Item]:
+        """Render one request; files go to `work_dir`. Ends early, without Finished, when asked to stop."""
+        folder = Path(work_dir)
+        timings = Timings()
+        geometry = Geometry(request.width, request.height, request.frames)
+
+        ids = self._model.text.tokenize(request.prompt)
+        states = self._model.text.encode(ids)
+        timings.text_s = self._lap(timings)
+        if self.rank == 0:
+            yield TextEncoded(tokens=len(ids), seconds=timings.text_s)
+
+        latents = yield from self._denoise(request, states, Layout(geometry, len(ids)), folder, timings)
+        if latents is not None and self.rank == 0:
+            yield from self._decode(request, latents, geometry, folder, timings)
+
+    def _denoise(
+        self, request: ResolvedRequest, states: Tensor, layout: Layout, folder: Path, timings: "Timings"
+    ) -> Generator[Item, None, Latents | None]:
+        """All steps, on every rank. Returns the final latents, or None when asked to stop."""
+        config = self._model.denoiser.config
+        schedule = make_schedule(request.steps)
+        denoising = Denoising.begin(self._model.denoiser, states, layout, schedule)
+        noise = initial_noise(layout.geometry, config.in_channels, config.audio_in_channels, request.seed)
+        latents = noise.to(self.device)
+        for step in range(1, schedule.steps + 1):
+            if self.stop_requested():
+                return None
+            clean, latents = denoising.step(step - 1, latents)
+            timings.step_s.append(self._lap(timings))
+            if self.rank == 0:
+                sigma = schedule.video[step - 1].item()
+                yield StepDone(step, schedule.steps, sigma, timings.step_s[-1])
+                yield from self._keep(request, step, clean, latents, layout.geometry, folder)
+                self._lap(timings)  # previews and checkpoints are no part of a step
+        return latents
+
+    def _keep(
+        self, request: ResolvedRequest, step: int, clean: Latents, latents: Latents, geometry: Geometry, folder: Path
+    ) -> Iterator[Item]:
+        """The preview and the checkpoint that are due after a step."""
+        if is_due(step, request.preview_every):
+            picture = self._model.video.picture(unpatchify(clean.video, geometry), PREVIEW_SIDE)
+            path = folder / f"preview-{step:04d}.png"
+            Image.fromarray(picture.numpy()).save(path)
+            yield Preview(step, path)
+        if is_due(step, request.checkpoint_every) or step == request.steps:
+            path = folder / f"checkpoint-{step:04d}.safetensors"
+            save_progress(path, latents, step, request.steps, request.model_dump_json(), self._provenance())
+            yield Checkpoint(step, path)
+
+    def _decode(
+        self, request: ResolvedRequest, latents: Latents, geometry: Geometry, folder: Path, timings: "Timings"
+    ) -> Iterator[Item]:
+        """Sound at once, pictures clip by clip, each clip handed out before the next is decoded."""
+        writer = SegmentWriter(folder / "mp4", geometry, self._model.audio.decode(latents.audio).numpy())
+        yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
+        for index, clip in enumerate(self._model.video.clips(unpatchify(latents.video, geometry))):
+            segment = writer.write(clip.numpy())
+            yield Segment(index, hand_over(segment.path, folder), segment.duration_s)
+        video = folder / "video.mp4"
+        remux(writer.header, writer.segments, video)
+        timings.decode_s = self._lap(timings)
+        report = folder / "report.json"
+        report.write_text(json.dumps(self._report(request, latents, timings), indent=2))
+        yield Finished(video, report)
+
+    def _report(self, request: ResolvedRequest, latents: Latents, timings: "Timings") -> dict[str, object]:
+        return {
+            "version": REPORT_VERSION,
+            "request": request.model_dump(),
+            "provenance": asdict(self._provenance()),
+            "timings": timings.report(),
+            "fps": FPS,
+            "audio_rate_hz": AUDIO_RATE_HZ,
+            "latents_sha256": {"video": sha256(latents.video), "audio": sha256(latents.audio)},
+        }
+
+    def _provenance(self) -> Provenance:
+        return Provenance(
+            model_digest=self._model.digest,
+            precision=PRECISION,
+            mode=MODE,
+            world_size=self.world_size,
+            attention_backend=ATTENTION_BACKEND,
+            torch=torch.__version__,
+            device=describe_device(self.device),
+        )
+
+    def _lap(self, timings: "Timings") -> float:
+        """Seconds of finished work since the last lap."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return timings.lap()
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of each phase on rank 0."""
+
+    text_s: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    decode_s: float = 0.0
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        self._since, seconds = now, now - self._since
+        return seconds
+
+    def report(self) -> dict[str, object]:
+        return {"text_s": self.text_s, "step_s": self.step_s, "decode_s": self.decode_s}
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done `every` so many steps (0 = never) is due after this one."""
+    return every > 0 and step % every == 0
+
+
+def hand_over(path: Path, folder: Path) -> Path:
+    """A second name for a file: the worker deletes what it is given, and the writer needs its own until the end."""
+    target = folder / path.name
+    target.hardlink_to(path)
+    return target

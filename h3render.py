@@ -1,0 +1,29 @@
+"""The command `h3render`: the packages' commands under one name.
+
+Each package's cli module imports what is heavy, or comes with an extra, when its command is called.
+"""
+
+import sys
+
+import typer
+
+import h3.cli
+import jobs.cli
+import worker.cli
+
+EXTRAS = {"demo": "h3,embedded", "worker": "h3", "checkpoint": "h3", "doctor": "worker"}  # else: embedded
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A render farm for MiniMax H3.")
+for package in (worker.cli, jobs.cli, h3.cli):
+    app.add_typer(package.app)
+
+
+def main() -> None:
+    """Run the command; a missing package is an answer, not a traceback."""
+    try:
+        app()
+    except ModuleNotFoundError as exc:
+        command = sys.argv[1] if len(sys.argv) > 1 else ""
+        extra = EXTRAS.get(command, "embedded")
+        typer.echo(f"`h3render {command}` needs {exc.name}: pip install 'h3render[{extra}]'", err=True)
+        sys.exit(2)

@@ -1,0 +1,132 @@
+"""Commands of a client: submit, watch, status, and the embedded Redis."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+
+from jobs import embedded
+from jobs.client import Client, JobHandle
+from jobs.connection import connect
+from jobs.errors import JobFailed, JobsError
+from jobs.events import Finished
+from jobs.progress import describe, show
+from jobs.queues import QueueName
+from jobs.request import GenerateRequest
+from jobs.settings import ClientSettings
+from jobs.store import Store, open_store
+
+app = typer.Typer()
+redis_app = typer.Typer(no_args_is_help=True, help="The embedded Redis of this user.")
+app.add_typer(redis_app, name="redis")
+
+Url = Annotated[str | None, typer.Option("--url", help="Redis URL [env: REDIS_URL; else the embedded one]")]
+StoreUrl = Annotated[
+    str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix [env: H3_STORE_URL]")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Tell a person what is wrong, without a traceback: exit 2 for what they can mend, 1 for a failed job."""
+    try:
+        yield
+    except JobsError as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(1 if isinstance(exc, JobFailed) else 2) from exc
+
+
+def settings_with(url: str | None, store: str | None) -> ClientSettings:
+    """The environment's settings, overridden by flags."""
+    changes = {"redis_url": SecretStr(url) if url else None, "store_url": store}
+    return ClientSettings().model_copy(update={name: value for name, value in changes.items() if value is not None})
+
+
+@app.command()
+def submit(
+    prompt: Annotated[str, typer.Argument(help="What should be seen and heard.")],
+    width: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")] = None,
+    aspect: Annotated[str | None, typer.Option(help="Like 16:9; snaps. Instead of width and height.")] = None,
+    short_side: Annotated[int | None, typer.Option(help="Pixels; snaps. Goes with --aspect.")] = None,
+    frames: Annotated[int | None, typer.Option(help="17n + 5, at 24 a second.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Snaps up. Instead of frames.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Drawn when left out.")] = None,
+    preview_every: Annotated[int | None, typer.Option(help="Steps between previews; 0 for none.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    queue: Annotated[QueueName, typer.Option(help="Served in this order.")] = QueueName.DEFAULT,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
+    url: Url = None,
+    store: StoreUrl = None,
+) -> None:
+    """Queue a render and print its id."""
+    fields = {name: value for name, value in locals().items() if name in GenerateRequest.model_fields}
+    given = {name: value for name, value in fields.items() if value is not None}
+    settings = settings_with(url, store)
+    with plain_errors():
+        request = GenerateRequest.parse(given)
+        opened = open_store(settings.store_url)
+        job = Client(connect(settings)).submit(request, queue=queue)
+        typer.echo(job.id)
+        if watch:
+            follow(job, opened)
+
+
+@app.command()
+def watch(job_id: str, url: Url = None, store: StoreUrl = None) -> None:
+    """Follow a job to its end, from its first event."""
+    settings = settings_with(url, store)
+    with plain_errors():
+        follow(Client(connect(settings)).job(job_id), open_store(settings.store_url))
+
+
+def follow(job: JobHandle, store: Store) -> None:
+    """Show progress; at the end print where video, report and playlist are. Raises JobFailed."""
+    last = show(job.events())
+    if not isinstance(last, Finished):
+        raise JobFailed(f"job {job.id} failed; `h3render status {job.id}` tells more")
+    result = job.result(store)
+    for name, key in (("video", result.video_key), ("report", result.report_key), ("playlist", result.playlist_key)):
+        typer.echo(f"{name:<9} {store.url(key)}")
+
+
+@app.command()
+def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
+    """Where a job stands, and what was last told about it."""
+    with plain_errors():
+        job = Client(connect(settings_with(url, None))).job(job_id)
+        news = job.news()
+    if as_json:
+        typer.echo(json.dumps({"id": job.id, "status": job.status(), "events": [e.model_dump() for e in news]}))
+    else:
+        typer.echo(f"{job.id} {job.status()}")
+        for event in news[-1:]:
+            typer.echo(describe(event))
+
+
+@redis_app.command("status")
+def redis_status() -> None:
+    """Whether it runs, and where."""
+    place = _place()
+    with plain_errors():
+        server = embedded.find_running(**place)
+    typer.echo(f"{server.version}, pid {server.pid}, unix://{server.socket}" if server else "not running")
+
+
+@redis_app.command("stop")
+def redis_stop() -> None:
+    """End it; queued jobs stay on disk and are there at the next start."""
+    with plain_errors():
+        stopped = embedded.stop(**_place())
+    typer.echo("stopped" if stopped else "not running")
+
+
+def _place() -> dict[str, Path | None]:
+    settings = ClientSettings()
+    return {"state_folder": settings.state_dir, "runtime_folder": settings.runtime_dir}

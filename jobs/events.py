@@ -1,0 +1,195 @@
+"""What is told about a job, from queued to its end, and the log that tells it: one Redis stream per job.
+
+Events are for people and programs that watch. The record of what was made is the result in the store.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from redis import Redis
+
+from jobs.request import ResolvedRequest
+
+EVENTS_KEY = "h3:events:{job_id}"
+RETENTION_S = 30 * 24 * 3600
+_LONGEST_BLOCK_S = 5.0
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing follows this event."""
+        return False
+
+
+class Queued(_Event):
+    """The job waits in a queue. Carries what will be rendered, with everything snapped and drawn."""
+
+    kind: Literal["queued"] = "queued"
+    queue: str
+    request: ResolvedRequest
+
+
+class Started(_Event):
+    """A worker began an attempt."""
+
+    kind: Literal["started"] = "started"
+    attempt: int
+    worker: str
+
+
+class TextEncoded(_Event):
+    kind: Literal["text_encoded"] = "text_encoded"
+    tokens: int
+    seconds: float
+
+
+class StepDone(_Event):
+    kind: Literal["step_done"] = "step_done"
+    step: int  # 1-based
+    steps: int
+    sigma: float
+    seconds: float
+
+
+class PreviewReady(_Event):
+    """A picture of the unfinished clip is in the store."""
+
+    kind: Literal["preview_ready"] = "preview_ready"
+    step: int
+    key: str
+
+
+class CheckpointSaved(_Event):
+    """The attempt can be taken up again after this step."""
+
+    kind: Literal["checkpoint_saved"] = "checkpoint_saved"
+    step: int
+    key: str
+
+
+class StreamOpened(_Event):
+    """The playlist is in the store; players can open it."""
+
+    kind: Literal["stream_opened"] = "stream_opened"
+    segments: int
+    playlist_key: str
+
+
+class SegmentReady(_Event):
+    """One more segment of the playlist can be played."""
+
+    kind: Literal["segment_ready"] = "segment_ready"
+    index: int  # 0-based
+    key: str
+    duration_s: float
+
+
+class Finished(_Event):
+    """The result is committed."""
+
+    kind: Literal["finished"] = "finished"
+    attempt: int
+    store_url: str
+    result_key: str
+    video_key: str
+    report_key: str
+    playlist_key: str
+
+    @property
+    def is_last(self) -> bool:
+        return True
+
+
+class AttemptLost(_Event):
+    """The attempt is gone, the job is not: it waits at the head of its queue."""
+
+    kind: Literal["attempt_lost"] = "attempt_lost"
+    attempt: int
+    reason: str
+
+
+class Failed(_Event):
+    """The job ended without a result."""
+
+    kind: Literal["failed"] = "failed"
+    attempt: int
+    reason: str
+
+    @property
+    def is_last(self) -> bool:
+        return True
+
+
+Event = Annotated[
+    Queued
+    | Started
+    | TextEncoded
+    | StepDone
+    | PreviewReady
+    | CheckpointSaved
+    | StreamOpened
+    | SegmentReady
+    | Finished
+    | AttemptLost
+    | Failed,
+    Field(discriminator="kind"),
+]
+_EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+class EventLog:
+    """Appends and reads the events of jobs."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    def append(self, job_id: str, event: Event) -> None:
+        key = EVENTS_KEY.format(job_id=job_id)
+        with self._redis.pipeline() as pipeline:
+            pipeline.xadd(key, {"event": event.model_dump_json()})
+            pipeline.expire(key, RETENTION_S)
+            pipeline.execute()
+
+    def read(self, job_id: str) -> list[Event]:
+        """What has been told so far."""
+        entries = cast(list[_Entry], self._redis.xrange(EVENTS_KEY.format(job_id=job_id)))
+        return [_decode(fields) for _, fields in entries]
+
+    def follow(self, job_id: str, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """Every event from the first, then live, up to the last one. Raises TimeoutError after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        after = b"0"
+        while True:
+            for event_id, fields in self._await(job_id, after, _time_left(job_id, deadline)):
+                after = event_id
+                event = _decode(fields)
+                yield event
+                if event.is_last:
+                    return
+
+    def _await(self, job_id: str, after: bytes, block_s: float) -> list["_Entry"]:
+        """Entries after an id; waits up to `block_s` for the first."""
+        key = EVENTS_KEY.format(job_id=job_id)
+        replies = self._redis.xread({key: after}, block=max(1, int(block_s * 1000)))
+        return [entry for _, entries in cast(list[tuple[bytes, list[_Entry]]], replies) for entry in entries]
+
+
+_Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields
+
+
+def _decode(fields: dict[bytes, bytes]) -> Event:
+    return _EVENT.validate_json(fields[b"event"])
+
+
+def _time_left(job_id: str, deadline: float | None) -> float:
+    if deadline is None:
+        return _LONGEST_BLOCK_S
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(f"job {job_id} did not end in time; `h3render status {job_id}` tells where it stands")
+    return min(left, _LONGEST_BLOCK_S)

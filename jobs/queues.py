@@ -1,0 +1,24 @@
+"""What client and worker agree on about the queue: names, the one job function, and how long records stay."""
+
+from enum import StrEnum
+
+from redis import Redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+# Resolved by name in the worker, which runs nothing else.
+JOB_FUNCTION = "worker.rq_worker.render"
+RECORD_TTL_S = 30 * 24 * 3600  # of finished and of failed jobs
+NO_TIMEOUT = -1  # RQ's own timeout cannot interrupt a collective; limits are ours
+
+
+class QueueName(StrEnum):
+    """In the order in which a worker serves them."""
+
+    HIGH = "high"
+    DEFAULT = "default"
+    BATCH = "batch"
+
+
+def open_queue(name: QueueName, redis: Redis) -> Queue:
+    return Queue(name, connection=redis, serializer=JSONSerializer)

@@ -1,0 +1,182 @@
+"""All that a client may ask for, and what becomes of it. Every entrance checks requests here, and only here.
+
+`GenerateRequest` is what a person or a program writes: sizes may be left out, or given as an aspect and a duration,
+which snap to what the model can do. `ResolvedRequest` is what travels in the queue: nothing is left to choose.
+"""
+
+import difflib
+import math
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from jobs.errors import RequestInvalid
+
+FPS = 24
+SIDE_STEP = 32  # pixels; one token of the video model
+LONGEST_SIDE = 4096
+CLIP_FRAMES, TAIL_FRAMES = 17, 5  # valid frame counts are 17n + 5
+FEWEST_FRAMES = CLIP_FRAMES + TAIL_FRAMES
+MOST_FRAMES = 362  # 15 s, the longest the model was trained on
+LARGEST_AREA = 768 * 1344  # pixels; a snapped size stays within it
+
+DEFAULT_SECONDS = 5.0
+DEFAULT_ASPECT = "16:9"
+DEFAULT_SHORT_SIDE = 768
+
+
+def _check_prompt(prompt: str) -> str:
+    if not prompt.strip():
+        raise ValueError("is empty; say what should be seen and heard")
+    return prompt
+
+
+def _check_side(side: int) -> int:
+    if side % SIDE_STEP:
+        below = side // SIDE_STEP * SIDE_STEP
+        valid = [str(s) for s in (below, below + SIDE_STEP) if 0 < s <= LONGEST_SIDE]
+        raise ValueError(f"is not a multiple of {SIDE_STEP}; the nearest are {' and '.join(valid)}")
+    return side
+
+
+def _check_frames(frames: int) -> int:
+    if not FEWEST_FRAMES <= frames <= MOST_FRAMES or frames % CLIP_FRAMES != TAIL_FRAMES:
+        below = (frames - TAIL_FRAMES) // CLIP_FRAMES * CLIP_FRAMES + TAIL_FRAMES
+        near = {min(max(f, FEWEST_FRAMES), MOST_FRAMES) for f in (below, below + CLIP_FRAMES)}
+        raise ValueError(
+            f"is not {CLIP_FRAMES}n + {TAIL_FRAMES} between {FEWEST_FRAMES} and {MOST_FRAMES}; "
+            f"nearest: {' and '.join(str(f) for f in sorted(near))}"
+        )
+    return frames
+
+
+def _check_aspect(aspect: str) -> str:
+    width, _, height = aspect.partition(":")
+    if not (width.isdecimal() and height.isdecimal() and 0.25 <= int(width) / max(int(height), 1) <= 4):
+        raise ValueError("is not an aspect from 1:4 to 4:1; write it like 16:9")
+    return aspect
+
+
+Prompt = Annotated[str, Field(max_length=20_000), AfterValidator(_check_prompt)]
+Side = Annotated[int, Field(ge=SIDE_STEP, le=LONGEST_SIDE), AfterValidator(_check_side)]
+Frames = Annotated[int, AfterValidator(_check_frames)]
+Aspect = Annotated[str, AfterValidator(_check_aspect)]
+Steps = Annotated[int, Field(ge=1, le=1000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Cadence = Annotated[int, Field(ge=0, le=1000)]
+
+
+class _Common(BaseModel):
+    """Fields that mean the same before and after resolving."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prompt: Prompt
+    steps: Steps = 50  # model evaluations
+    preview_every: Cadence = 5  # steps between previews; 0 for none
+    checkpoint_every: Cadence = 2  # steps between checkpoints; 0 for only the last
+
+
+class ResolvedRequest(_Common):
+    """One render, fully decided: what the queue carries and a result records."""
+
+    width: Side  # pixels
+    height: Side
+    frames: Frames
+    seed: Seed
+
+
+class GenerateRequest(_Common):
+    """One render as a client asks for it. Give width and height, or aspect and short side; frames, or seconds."""
+
+    width: Side | None = None  # pixels
+    height: Side | None = None
+    aspect: Aspect | None = None  # like "16:9"
+    short_side: Annotated[int, Field(ge=SIDE_STEP, le=LONGEST_SIDE)] | None = None  # pixels; snaps
+    frames: Frames | None = None
+    seconds: Annotated[float, Field(gt=0, le=MOST_FRAMES / FPS, strict=False)] | None = None  # snaps up
+    seed: Seed | None = None  # drawn when left out
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        if (self.width is None) != (self.height is None):
+            raise ValueError("width and height go together: give both, or an aspect and a short side")
+        if self.width is not None and (self.aspect or self.short_side):
+            raise ValueError("aspect and short_side choose the size: leave them out beside width and height")
+        if self.frames is not None and self.seconds is not None:
+            raise ValueError("seconds choose the frames: give one of the two")
+        return self
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, object]) -> Self:
+        """Check untyped fields. Raises RequestInvalid with a line for each that is wrong."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as exc:
+            raise RequestInvalid(_explain(exc, cls)) from exc
+
+    def resolve(self) -> ResolvedRequest:
+        """Decide what was left open: snap sizes and duration, draw a seed."""
+        width, height = self._size()
+        return ResolvedRequest(
+            **self.model_dump(include=set(_Common.model_fields)),
+            width=width,
+            height=height,
+            frames=self.frames or snap_frames(self.seconds or DEFAULT_SECONDS),
+            seed=secrets.randbelow(2**32) if self.seed is None else self.seed,
+        )
+
+    def _size(self) -> tuple[int, int]:
+        if self.width is not None and self.height is not None:
+            return self.width, self.height
+        return snap_size(self.aspect or DEFAULT_ASPECT, self.short_side or DEFAULT_SHORT_SIDE)
+
+
+def parse_resolved(fields: object) -> ResolvedRequest:
+    """Check what came out of a queue. Raises RequestInvalid."""
+    try:
+        return ResolvedRequest.model_validate(fields)
+    except ValidationError as exc:
+        raise RequestInvalid(_explain(exc, ResolvedRequest)) from exc
+
+
+def snap_frames(seconds: float) -> int:
+    """The shortest valid frame count that lasts at least `seconds`."""
+    clips = math.ceil((seconds * FPS - TAIL_FRAMES) / CLIP_FRAMES)
+    return CLIP_FRAMES * max(clips, 1) + TAIL_FRAMES
+
+
+def snap_size(aspect: str, short_side: int) -> tuple[int, int]:
+    """Width and height in whole steps for an aspect, scaled down to the largest area the model was trained on."""
+    ratio = float(aspect.partition(":")[0]) / float(aspect.partition(":")[2])
+    width, height = (short_side * ratio, short_side) if ratio >= 1 else (short_side, short_side / ratio)
+    scale = min(1.0, math.sqrt(LARGEST_AREA / (width * height)))
+    return _nearest_side(width * scale), _nearest_side(height * scale)
+
+
+def _nearest_side(pixels: float) -> int:
+    return max(1, round(pixels / SIDE_STEP)) * SIDE_STEP
+
+
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line for each wrong field: its name, its value, the remedy."""
+    return "\n".join(_explain_field(entry, model) for entry in error.errors())
+
+
+def _explain_field(entry: ErrorDetails, model: type[BaseModel]) -> str:
+    field = ".".join(str(part) for part in entry["loc"])
+    match entry["type"]:
+        case "missing":
+            return f"{field} is missing"
+        case "extra_forbidden":
+            return f"{field} {entry['input']!r} is not a field of a request{_suggest(field, model)}"
+    remedy = entry["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    return f"{field} {entry['input']!r} {remedy}" if field else remedy
+
+
+def _suggest(name: str, model: type[BaseModel]) -> str:
+    close = difflib.get_close_matches(name, model.model_fields, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; fields are {', '.join(model.model_fields)}"

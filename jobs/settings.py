@@ -1,0 +1,23 @@
+"""What the environment says to clients. Read once, by the command line or by the program that embeds a client."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def default_store_url() -> str:
+    """Where renders lie when no store is named: a folder of this user."""
+    return (Path.home() / "h3render").as_uri()
+
+
+class ClientSettings(BaseSettings):
+    """Variables named in upper case with the prefix H3_, unless an alias is given."""
+
+    model_config = SettingsConfigDict(env_prefix="H3_", frozen=True, extra="ignore", env_ignore_empty=True)
+
+    # A URL may hold a password, so it is never shown whole.
+    redis_url: SecretStr | None = Field(None, validation_alias="REDIS_URL")  # else the embedded server
+    store_url: str = Field(default_factory=default_store_url)  # file:///folder or s3://bucket/prefix
+    state_dir: Path | None = None  # of the embedded server; else $XDG_STATE_HOME, else ~/.local/state
+    runtime_dir: Path | None = None  # of the embedded server's socket; else /tmp/h3render-UID

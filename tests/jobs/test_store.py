@@ -1,0 +1,354 @@
+import hashlib
+import os
+import subprocess
+import sys
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from jobs.errors import ObjectExists, StoreUnavailable
+from jobs.store import PART_BYTES, Store, StoredObject, open_store
+from tests.servers import free_ports
+
+TEXT = "text/plain"
+WRONG_MD5 = b64encode(bytes(16)).decode()
+
+every_use = pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.check(),
+        lambda store: store.stat("a"),
+        lambda store: store.get("a"),
+        lambda store: list(store.list()),
+        lambda store: store.put_once("a", b"x", content_type=TEXT),
+    ],
+    ids=["check", "stat", "get", "list", "put_once"],
+)
+
+
+@pytest.fixture(params=["file_store_url", "s3_store_url"])
+def store(request: pytest.FixtureRequest) -> Store:
+    return open_store(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def s3_client(s3_environment):
+    """Plain boto3, to see what the service really holds."""
+    import boto3
+
+    with closing(boto3.session.Session().client("s3")) as client:
+        yield client
+
+
+def test_an_object_reads_back_as_it_was_written(store):
+    stored = store.put("job/attempts/1/prompt.txt", b"a red kite", content_type=TEXT)
+    assert stored == StoredObject("job/attempts/1/prompt.txt", 10, hashlib.sha256(b"a red kite").hexdigest())
+    assert store.get("job/attempts/1/prompt.txt") == b"a red kite"
+    assert store.stat("job/attempts/1/prompt.txt") == stored
+
+
+def test_a_file_and_its_bytes_make_the_same_object(store, tmp_path):
+    path = tmp_path / "video.mp4"
+    path.write_bytes(os.urandom(100_000))
+    from_file = store.put("video.mp4", path, content_type="video/mp4")
+    from_bytes = store.put("video.mp4", path.read_bytes(), content_type="video/mp4")
+    assert from_file == from_bytes
+    assert store.get("video.mp4") == path.read_bytes()
+
+
+def test_an_empty_object_is_an_object(store):
+    store.put("empty", b"", content_type=TEXT)
+    assert store.get("empty") == b""
+    assert store.stat("empty").size_bytes == 0
+
+
+def test_a_second_put_replaces_the_first(store):
+    store.put("playlist.m3u8", b"one segment", content_type=TEXT)
+    store.put("playlist.m3u8", b"two", content_type=TEXT)
+    assert store.get("playlist.m3u8") == b"two"
+
+
+def test_fetch_writes_a_whole_file_into_a_new_folder(store, tmp_path):
+    store.put("video.mp4", b"moof" * 1000, content_type="video/mp4")
+    store.fetch("video.mp4", tmp_path / "new" / "video.mp4")
+    assert (tmp_path / "new" / "video.mp4").read_bytes() == b"moof" * 1000
+
+
+def test_a_fetch_that_fails_leaves_the_old_file_and_nothing_else(store, tmp_path):
+    path = tmp_path / "fetched" / "video.mp4"
+    path.parent.mkdir()
+    path.write_bytes(b"old")
+    with pytest.raises(StoreUnavailable, match="there is no such"):
+        store.fetch("missing.mp4", path)
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_missing_object_has_no_stat_and_cannot_be_read(store):
+    store.put("job/result.json", b"{}", content_type=TEXT)
+    assert store.stat("job") is None
+    assert store.stat("job/video.mp4") is None
+    with pytest.raises(StoreUnavailable, match=r"job/video\.mp4.*there is no such"):
+        store.get("job/video.mp4")
+
+
+def test_list_gives_the_keys_that_begin_with_the_prefix_sorted(store):
+    for key in ("job/b/2", "job/a", "job/b-1", "job/b/10", "other"):
+        store.put(key, b"x", content_type=TEXT)
+    assert list(store.list("job/b")) == ["job/b-1", "job/b/10", "job/b/2"]
+    assert list(store.list("job/b/")) == ["job/b/10", "job/b/2"]
+    assert list(store.list()) == ["job/a", "job/b-1", "job/b/10", "job/b/2", "other"]
+    assert list(store.list("nothing/here")) == []
+
+
+def test_a_deleted_object_is_gone_and_may_be_deleted_again(store):
+    store.put("preview.webp", b"x", content_type="image/webp")
+    store.delete("preview.webp")
+    store.delete("preview.webp")
+    assert store.stat("preview.webp") is None
+    assert list(store.list()) == []
+
+
+def test_what_is_written_once_cannot_be_written_otherwise(store):
+    store.put_once("result.json", b"first", content_type=TEXT)
+    with pytest.raises(ObjectExists, match=r"result\.json.*written once"):
+        store.put_once("result.json", b"second", content_type=TEXT)
+    assert store.get("result.json") == b"first"
+
+
+def test_writing_the_same_once_more_succeeds(store):
+    first = store.put_once("result.json", b"same", content_type=TEXT)
+    assert store.put_once("result.json", b"same", content_type=TEXT) == first
+
+
+def test_what_is_written_once_may_come_from_a_file(store, tmp_path):
+    (tmp_path / "result.json").write_bytes(b"{}")
+    store.put_once("result.json", tmp_path / "result.json", content_type="application/json")
+    assert store.get("result.json") == b"{}"
+
+
+def test_of_eight_concurrent_writers_exactly_one_wins(store):
+    def write(number: int) -> int | None:
+        try:
+            store.put_once("job/result.json", f"attempt {number}".encode(), content_type=TEXT)
+        except ObjectExists:
+            return None
+        return number
+
+    with ThreadPoolExecutor(8) as threads:
+        winners = [number for number in threads.map(write, range(8)) if number is not None]
+    assert [store.get("job/result.json")] == [f"attempt {number}".encode() for number in winners]
+    assert list(store.list()) == ["job/result.json"]
+
+
+def test_threads_share_a_store(store):
+    def round_trip(number: int) -> bytes:
+        store.put(f"segments/{number:02}", bytes([number]) * 50_000, content_type="video/mp4")
+        return store.get(f"segments/{number:02}")
+
+    with ThreadPoolExecutor(8) as threads:
+        bodies = list(threads.map(round_trip, range(24)))
+    assert bodies == [bytes([number]) * 50_000 for number in range(24)]
+    assert list(store.list("segments/")) == [f"segments/{number:02}" for number in range(24)]
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "a//b", "a/", "..", "a/../../b", "./a", "a\nb", "a/.h3render-1"])
+def test_a_key_that_leaves_the_store_or_hides_in_it_is_refused(store, key):
+    with pytest.raises(ValueError, match="can't be a part"):
+        store.put(key, b"x", content_type=TEXT)
+    with pytest.raises(ValueError, match="can't be a part"):
+        store.get(key)
+    with pytest.raises(ValueError, match="can't be a part"):
+        store.url(key)
+
+
+def test_a_prefix_that_leaves_the_store_is_refused(store):
+    with pytest.raises(ValueError, match="can't be a part"):
+        store.list("../")
+
+
+def test_a_body_that_is_not_there_is_named(store, tmp_path):
+    with pytest.raises(StoreUnavailable, match=r"gone\.mp4"):
+        store.put("video.mp4", tmp_path / "gone.mp4", content_type="video/mp4")
+
+
+def test_check_passes_on_a_good_store_and_leaves_nothing(store):
+    store.check()
+    assert list(store.list()) == []
+
+
+def test_a_file_store_is_a_plain_folder(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    store.put("job/video.mp4", b"x", content_type="video/mp4")
+    assert store.url("job/video.mp4") == str(tmp_path / "store" / "job" / "video.mp4")
+    assert Path(store.url("job/video.mp4")).read_bytes() == b"x"
+
+
+def test_an_unfinished_file_is_not_listed(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    store.put("job/video.mp4", b"x", content_type="video/mp4")
+    (tmp_path / "store" / "job" / ".h3render-half-written").write_bytes(b"x")
+    assert list(store.list()) == ["job/video.mp4"]
+
+
+def test_a_file_store_in_the_way_of_a_file_says_so(tmp_path):
+    (tmp_path / "file").write_text("x")
+    store = open_store((tmp_path / "file" / "store").as_uri())
+    with pytest.raises(StoreUnavailable, match=r"file/store.*see that every part"):
+        store.check()
+
+
+def test_a_file_url_may_have_escaped_characters(tmp_path):
+    store = open_store((tmp_path / "my renders").as_uri())
+    store.put("a", b"x", content_type=TEXT)
+    assert (tmp_path / "my renders" / "a").read_bytes() == b"x"
+
+
+def test_an_s3_object_carries_its_type_cache_rule_and_checksum(s3_store_url, s3_client):
+    store = open_store(s3_store_url)
+    stored = store.put("playlist.m3u8", b"#EXTM3U", content_type="application/x-mpegURL", cache_control="no-cache")
+    head = s3_client.head_object(**_place(store.url("playlist.m3u8")))
+    assert head["ContentType"] == "application/x-mpegURL"
+    assert head["CacheControl"] == "no-cache"
+    assert head["Metadata"] == {"content-sha256": stored.sha256}
+
+
+def test_an_s3_url_leads_to_the_object(s3_store_url, s3_client):
+    store = open_store(s3_store_url + "/")
+    store.put("a/b", b"x", content_type=TEXT)
+    assert store.url("a/b") == f"{s3_store_url}/a/b"
+    assert s3_client.get_object(**_place(store.url("a/b")))["Body"].read() == b"x"
+
+
+def test_a_foreign_object_is_read_to_know_its_checksum(s3_store_url, s3_client):
+    store = open_store(s3_store_url)
+    s3_client.put_object(**_place(store.url("by-hand.txt")), Body=b"by hand")
+    assert store.stat("by-hand.txt").sha256 == hashlib.sha256(b"by hand").hexdigest()
+    assert store.get("by-hand.txt") == b"by hand"
+
+
+def test_a_damaged_object_is_not_handed_out(s3_store_url, s3_client, tmp_path):
+    store = open_store(s3_store_url)
+    stored = store.put("video.mp4", b"what was written", content_type=TEXT)
+    place = _place(store.url("video.mp4"))
+    s3_client.put_object(**place, Body=b"what is there", Metadata={"content-sha256": stored.sha256})
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        store.get("video.mp4")
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        store.fetch("video.mp4", tmp_path / "video.mp4")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_big_file_goes_up_in_equal_parts_and_comes_back_whole(s3_store_url, s3_client, tmp_path):
+    path = tmp_path / "big.mp4"
+    path.write_bytes(os.urandom(2**20) * 70)
+    store = open_store(s3_store_url)
+    stored = store.put("big.mp4", path, content_type="video/mp4", cache_control="immutable")
+    store.fetch("big.mp4", tmp_path / "back.mp4")
+    assert store.stat("big.mp4") == stored
+    assert (tmp_path / "back.mp4").read_bytes() == path.read_bytes()
+    head = s3_client.head_object(**_place(store.url("big.mp4")), PartNumber=1)
+    assert head["ContentLength"] == PART_BYTES
+    assert (head["ContentType"], head["CacheControl"]) == ("video/mp4", "immutable")
+
+
+def test_an_upload_damaged_on_its_way_is_refused(s3_store_url, monkeypatch):
+    store = open_store(s3_store_url)
+    monkeypatch.setattr("jobs.store._md5", lambda stream: WRONG_MD5)
+    with pytest.raises(StoreUnavailable, match=r"Digest|MD5"):
+        store.put("video.mp4", b"x", content_type="video/mp4")
+    assert store.stat("video.mp4") is None
+
+
+def test_a_big_upload_that_fails_leaves_no_parts(s3_store_url, s3_client, s3_server, monkeypatch):
+    store = open_store(s3_store_url)
+    monkeypatch.setattr("jobs.store._md5", lambda stream: WRONG_MD5)
+    with pytest.raises(StoreUnavailable, match="UploadPart"):
+        store.put("big.mp4", bytes(65 * 2**20), content_type="video/mp4")
+    assert "Uploads" not in s3_client.list_multipart_uploads(Bucket=s3_server.bucket)
+    assert store.stat("big.mp4") is None
+
+
+def test_the_endpoint_may_stand_in_the_url(s3_store_url, s3_server, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    open_store(f"{s3_store_url}?endpoint={s3_server.endpoint}").check()
+
+
+@every_use
+def test_a_missing_bucket_is_named_with_the_remedy(use, s3_environment):
+    with pytest.raises(StoreUnavailable, match=r"s3://no-such-bucket/.*create the bucket"):
+        use(open_store("s3://no-such-bucket/renders"))
+
+
+@every_use
+def test_wrong_keys_are_told_with_the_variables_to_set(use, s3_store_url, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreUnavailable, match=r"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        use(open_store(s3_store_url))
+
+
+@every_use
+def test_a_dead_endpoint_is_named(use, s3_store_url, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    dead = f"http://127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(StoreUnavailable, match=rf"at {dead}: .*AWS_ENDPOINT_URL_S3"):
+        use(open_store(f"{s3_store_url}?endpoint={dead}"))
+
+
+def test_missing_keys_are_told_with_the_variables_to_set(s3_store_url, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreUnavailable, match=r"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        open_store(s3_store_url).check()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("/plain/path", "unknown scheme ''"),
+        ("gs://bucket/prefix", "unknown scheme 'gs'"),
+        ("file://relative/path", "absolute path"),
+        ("file:///path?endpoint=x", "absolute path"),
+        ("s3://", "bucket is missing"),
+        ("s3:///prefix", "bucket is missing"),
+        ("s3://bucket/a/../b", "can't be a part"),
+        ("s3://bucket/prefix?region=eu", r"only \?endpoint="),
+        ("s3://bucket/prefix?endpoint=localhost", "Invalid endpoint"),
+        ("s3://[bucket", "Invalid IPv6"),
+    ],
+)
+def test_a_wrong_store_url_is_refused_with_the_forms_that_are_right(url, reason):
+    with pytest.raises(StoreUnavailable, match=reason) as refused:
+        open_store(url)
+    assert repr(url) in str(refused.value)
+    assert "s3://bucket/prefix" in str(refused.value)
+
+
+def test_a_bucket_name_that_cannot_be_is_refused(s3_environment):
+    with pytest.raises(StoreUnavailable, match="correct the bucket"):
+        open_store("s3://no spaces/prefix").check()
+
+
+def test_without_boto3_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)  # as if it were not installed
+    with pytest.raises(StoreUnavailable, match=r"pip install 'h3render\[s3\]'"):
+        open_store("s3://bucket/prefix")
+
+
+def test_a_file_store_never_imports_boto3(file_store_url):
+    program = f"""
+import sys
+from jobs.store import open_store
+open_store({file_store_url!r}).check()
+sys.exit("boto3" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+
+
+def _place(url: str) -> dict[str, str]:
+    parts = urlsplit(url)
+    return {"Bucket": parts.netloc, "Key": parts.path.lstrip("/")}

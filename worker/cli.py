@@ -1,0 +1,65 @@
+"""Commands of one machine: worker, demo, doctor."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+
+from jobs.cli import StoreUrl, Url, plain_errors
+from worker.errors import WorkerError
+from worker.settings import Backend, WorkerSettings
+
+app = typer.Typer()
+
+DEMO_PROMPT = "a paper boat drifting over a puddle while rain patters on a tin roof"
+
+
+@app.command()
+def worker(
+    checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint [env: H3_MODEL_PATH]")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Rank processes [env: H3_WORLD_SIZE; else one a GPU]")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="[env: H3_BACKEND]")] = None,
+    runner: Annotated[str | None, typer.Option(help="module:class [env: H3_RUNNER]")] = None,
+    burst: Annotated[bool, typer.Option("--burst", help="End when the queues are empty.")] = False,
+    url: Url = None,
+    store: StoreUrl = None,
+) -> None:
+    """Take jobs from the queue and render them on this machine's GPUs, one at a time."""
+    from worker.logs import configure_logs
+    from worker.serve import serve
+
+    changes = {
+        "model_path": checkpoint,
+        "world_size": ranks,
+        "backend": backend,
+        "runner": runner,
+        "redis_url": SecretStr(url) if url else None,
+        "store_url": store,
+    }
+    settings = WorkerSettings().model_copy(update={name: value for name, value in changes.items() if value is not None})
+    configure_logs(settings.log_format)
+    with plain_errors():
+        try:
+            serve(settings, burst=burst)
+        except WorkerError as exc:
+            typer.echo(str(exc), err=True)
+            raise typer.Exit(2) from exc
+
+
+@app.command()
+def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and heard.")] = DEMO_PROMPT) -> None:
+    """Render one small clip on this machine, with an untrained model: everything but the picture is real."""
+    from worker.demo import run_demo
+
+    with plain_errors():
+        run_demo(prompt)
+
+
+@app.command()
+def doctor(url: Url = None, store: StoreUrl = None) -> None:
+    """Check what a worker needs on this machine, and say how to mend what fails."""
+    from worker.doctor import examine
+
+    healthy = examine(WorkerSettings(), url, store)
+    raise typer.Exit(0 if healthy else 1)

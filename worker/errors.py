@@ -1,0 +1,39 @@
+"""What ends an attempt, and what it means for the job and the fleet: the class decides, nobody reads messages.
+
+WorkerError
+├── RequestRefused   the payload or every rank refuses the input  -> job fails, fleet stays
+├── AttemptLost      the attempt is gone, the job is not          -> back to the head of its queue, new fleet
+├── UploadFailed     the store keeps refusing                     -> job fails, its pieces are kept, fleet stays
+├── Superseded       another attempt has committed the result     -> discarded, fleet stays
+└── StartRefused     this machine cannot serve jobs as configured -> the command ends before it takes one
+"""
+
+
+class WorkerError(Exception):
+    """Base of all errors that `worker` raises."""
+
+    job_may_retry = False
+    fleet_is_healthy = True
+
+
+class RequestRefused(WorkerError):
+    """The request is wrong in a way that only the worker or the model could see."""
+
+
+class AttemptLost(WorkerError):
+    """A rank died, hung, diverged, or raised what nobody expected."""
+
+    job_may_retry = True
+    fleet_is_healthy = False
+
+
+class UploadFailed(WorkerError):
+    """The object store refused a piece of the output."""
+
+
+class Superseded(WorkerError):
+    """The result of this job was committed by another attempt."""
+
+
+class StartRefused(WorkerError):
+    """A setting, the checkpoint, the queue or the store does not do; the text gives the remedy."""

@@ -1,0 +1,199 @@
+"""RQ around the fleet: takes one job at a time, counts the attempt, reports its end, and leaves a sick fleet.
+
+Subclasses SimpleWorker, so jobs run in this process beside the fleet, and keeps RQ's keys and registries, so that
+`rq info` and any RQ client show the truth. RQ's own dequeue, job execution and signal handlers are not used: they
+lose jobs over several queues, run any importable function, and raise inside signal handlers.
+"""
+
+import socket
+import threading
+import time
+import traceback
+from datetime import UTC, datetime
+from types import FrameType
+from typing import NoReturn
+from uuid import uuid4
+
+import structlog
+from redis import Redis
+from redis.client import Pipeline
+from rq import Queue, SimpleWorker
+from rq.exceptions import DeserializationError, NoSuchJobError, StopRequested
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from rq.worker import WorkerStatus
+
+from jobs import events
+from jobs.errors import RequestInvalid
+from jobs.events import EventLog
+from jobs.queues import JOB_FUNCTION, QueueName, open_queue
+from jobs.request import ResolvedRequest, parse_resolved
+from jobs.store import Store
+from worker.attempt import run_attempt
+from worker.errors import RequestRefused, Superseded, WorkerError
+from worker.heartbeat import LEASE_S, Heartbeat
+from worker.mgpu import MGPUController
+from worker.outputs import Outputs
+from worker.settings import WorkerSettings
+
+MOST_ATTEMPTS = 3
+ATTEMPTS_FIELD = "h3_attempts"  # on RQ's job hash, which keeps fields that it does not know
+_POLL_S = 0.1
+_IDLE_BEAT_S = 10.0
+
+log = structlog.get_logger()
+
+
+def render(**_: object) -> NoReturn:
+    """What a job names. Stock RQ workers would call it, and have no fleet."""
+    raise RuntimeError("this job needs `h3render worker`; `rq worker` cannot run it")
+
+
+class RenderWorker(SimpleWorker):
+    """One machine's place in the queue. `must_restart` is true when its fleet is no longer to be trusted."""
+
+    def __init__(
+        self, redis: Redis, redis_url: str, controller: MGPUController, store: Store, settings: WorkerSettings
+    ) -> None:
+        queues = [open_queue(name, redis) for name in QueueName]
+        name = f"{socket.gethostname()}-{uuid4().hex[:8]}"  # a fixed name is refused while a dead worker's key lives
+        super().__init__(queues, name=name, connection=redis, serializer=JSONSerializer, log_job_description=False)
+        self._redis_url = redis_url
+        self._controller, self._store, self._settings = controller, store, settings
+        self._events = EventLog(redis)
+        self._stop_signals = 0
+        self.must_restart = False
+
+    # --- taking a job
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """The next job of the first queue that has one; None when `timeout` is None (burst) and all are empty."""
+        self.set_state(WorkerStatus.IDLE)
+        beat_at = 0.0
+        while not self._stop_requested:
+            if time.monotonic() >= beat_at:
+                self.heartbeat()
+                beat_at = time.monotonic() + _IDLE_BEAT_S
+            if (taken := self._take()) is not None or timeout is None:
+                return taken
+            time.sleep(_POLL_S)
+        raise StopRequested
+
+    def _take(self) -> tuple[Job, Queue] | None:
+        for queue in self.queues:
+            # LMOVE, one queue at a time: what is taken is always in a list, whenever this process dies.
+            job_id = self.connection.lmove(queue.key, queue.intermediate_queue_key, "LEFT", "RIGHT")
+            if job_id is not None:
+                return self._fetch(job_id.decode(), queue)
+        return None
+
+    def _fetch(self, job_id: str, queue: Queue) -> tuple[Job, Queue] | None:
+        try:
+            return Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer), queue
+        except NoSuchJobError:
+            log.warning("job has no record, dropped from its queue", job_id=job_id)
+            self.connection.lrem(queue.intermediate_queue_key, 0, job_id)
+            return None
+
+    # --- running it
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """One attempt, from its start to the word about its end."""
+        attempt = self.connection.hincrby(job.key, ATTEMPTS_FIELD, 1)
+        self.prepare_execution(job)
+        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        job.started_at = datetime.now(UTC)
+        with structlog.contextvars.bound_contextvars(job_id=job.id, attempt=attempt):
+            self._tell(job, events.Started(attempt=attempt, worker=self.name))
+            with Heartbeat(self._redis_url, lambda pipeline: self._beat(job, pipeline)):
+                self._run(job, queue, attempt)
+        self.set_state(WorkerStatus.IDLE)
+
+    def _run(self, job: Job, queue: Queue, attempt: int) -> None:
+        try:
+            request = read_payload(job)
+            outputs = Outputs(self._store, self._settings.store_url, job.id, attempt, request)
+            finished = run_attempt(
+                self._controller, request, outputs, lambda event: self._tell(job, event), self._settings.spool_dir
+            )
+        except Superseded as exc:
+            log.warning("attempt discarded", reason=str(exc))
+            self._leave(job)
+        except WorkerError as exc:
+            self._end_badly(job, queue, attempt, exc)
+        else:
+            self._succeed(job, queue, finished)
+
+    def get_heartbeat_ttl(self, job: Job) -> int:
+        """RQ's own answer is the job's time-out, which leaves a dead machine's job invisible for hours."""
+        return LEASE_S
+
+    def _beat(self, job: Job, pipeline: Pipeline) -> None:
+        self.heartbeat(LEASE_S, pipeline=pipeline)
+        if (execution := self.execution) is not None:
+            execution.heartbeat(job.started_job_registry, LEASE_S, pipeline=pipeline)
+
+    def _tell(self, job: Job, event: events.Event) -> None:
+        log.info(event.kind.replace("_", " "), **event.model_dump(exclude={"kind", "attempt", "worker"}))
+        self._events.append(job.id, event)
+
+    # --- ending it
+
+    def _succeed(self, job: Job, queue: Queue, finished: events.Finished) -> None:
+        job.ended_at = datetime.now(UTC)
+        job._result = {"result_key": finished.result_key}
+        job._status = JobStatus.FINISHED
+        self.handle_job_success(job, queue, queue.started_job_registry)
+        self._tell(job, finished)
+
+    def _end_badly(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
+        log.error("attempt ended", error=type(error).__name__, reason=str(error))
+        if not error.fleet_is_healthy:
+            self.must_restart = self._stop_requested = True
+        if error.job_may_retry and attempt < MOST_ATTEMPTS:
+            self._tell(job, events.AttemptLost(attempt=attempt, reason=str(error)))
+            self._hand_back(job, queue)
+        else:
+            self._fail(job, queue, attempt, error)
+
+    def _hand_back(self, job: Job, queue: Queue) -> None:
+        with self.connection.pipeline() as pipeline:
+            self.cleanup_execution(job, pipeline)
+            job.set_status(JobStatus.QUEUED, pipeline=pipeline)
+            queue.push_job_id(job.id, pipeline=pipeline, at_front=True)
+            pipeline.execute()
+
+    def _fail(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
+        job.ended_at = datetime.now(UTC)
+        text = "".join(traceback.format_exception(error))
+        self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text)
+        self._tell(job, events.Failed(attempt=attempt, reason=str(error)))
+
+    def _leave(self, job: Job) -> None:
+        with self.connection.pipeline() as pipeline:
+            self.cleanup_execution(job, pipeline)
+            pipeline.execute()
+
+    # --- being told to stop
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """First signal: finish the job, take no more. Second: give the job back now. Never raises."""
+        self._stop_requested = True
+        self._stop_signals += 1
+        if self._stop_signals > 1 and self.execution is not None:
+            # In a thread: a handler must not wait, and the blocked stream wakes up when the fleet is gone.
+            threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}).start()
+
+
+def read_payload(job: Job) -> ResolvedRequest:
+    """The request that a job carries. Raises RequestRefused for anything but a call of our one function."""
+    try:
+        if job.func_name != JOB_FUNCTION:
+            raise RequestRefused(f"job calls {job.func_name}; this worker runs {JOB_FUNCTION} only")
+        return parse_resolved(job.kwargs.get("request"))
+    except RequestInvalid as exc:
+        raise RequestRefused(str(exc)) from exc
+    except DeserializationError as exc:
+        raise RequestRefused("job carries no readable call: submit it with `h3render submit` or jobs.Client") from exc

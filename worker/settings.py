@@ -1,0 +1,26 @@
+"""What the environment says to a worker. Read once, by the command line."""
+
+from enum import StrEnum
+from pathlib import Path
+
+from jobs.settings import ClientSettings
+
+
+class Backend(StrEnum):
+    """How ranks talk to each other."""
+
+    AUTO = "auto"  # NCCL where there is a GPU, else Gloo
+    NCCL = "nccl"  # one GPU a rank
+    GLOO = "gloo"  # on the CPU
+
+
+class WorkerSettings(ClientSettings):
+    """A client's settings, and those of one machine."""
+
+    model_path: Path | None = None  # root of a checkpoint in the official layout
+    runner: str = "h3.runner:H3Runner"  # module:class
+    backend: Backend = Backend.AUTO
+    world_size: int | None = None  # ranks; else every visible GPU, or 2 on the CPU
+    spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
+    start_timeout_s: float = 1800.0  # to load the model on every rank
+    log_format: str = "auto"  # text on a terminal, else json
