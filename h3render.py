@@ -27,3 +27,7 @@ def main() -> None:
         extra = EXTRAS.get(command, "embedded")
         typer.echo(f"`h3render {command}` needs {exc.name}: pip install 'h3render[{extra}]'", err=True)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -158,8 +158,8 @@ def load_denoiser(folder: Path, device: torch.device) -> Denoiser:
     wanted = model.state_dict()
     _refuse_other_names(folder, set(wanted), set(tensors))
     for name, tensor in _stream(tensors, device):
+        _refuse_other_form(tensors[name].path, name, tensor, wanted[name])
         weight = split_qkv(tensor, config) if name.endswith("qkv_proj.weight") else tensor
-        _refuse_other_form(tensors[name].path, name, weight, wanted[name])
         model.load_state_dict({name: weight}, strict=False, assign=True)
     return model.eval().requires_grad_(False)
 

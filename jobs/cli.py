@@ -1,7 +1,7 @@
 """Commands of a client: submit, watch, status, and the embedded Redis."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -86,9 +86,9 @@ def watch(job_id: str, url: Url = None, store: StoreUrl = None) -> None:
         follow(Client(connect(settings)).job(job_id), open_store(settings.store_url))
 
 
-def follow(job: JobHandle, store: Store) -> None:
+def follow(job: JobHandle, store: Store, while_waiting: Callable[[], None] = lambda: None) -> None:
     """Show progress; at the end print where video, report and playlist are. Raises JobFailed."""
-    last = show(job.events())
+    last = show(job.events(while_waiting=while_waiting))
     if not isinstance(last, Finished):
         raise JobFailed(f"job {job.id} failed; `h3render status {job.id}` tells more")
     result = job.result(store)

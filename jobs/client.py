@@ -1,6 +1,6 @@
 """Submit a render and follow it. For programs; the command line is built on it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -83,10 +83,15 @@ class JobHandle:
         except NoSuchJobError as exc:
             raise JobNotFound(f"no job {self.id}: ids are printed by `h3render submit`; records stay 30 days") from exc
 
-    def events(self, *, timeout_s: float | None = None) -> Iterator[Event]:
-        """Every event from the first, then live, up to the last. Raises TimeoutError after `timeout_s`."""
+    def events(
+        self, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[Event]:
+        """Every event from the first, then live, up to the last.
+
+        Calls `while_waiting` about once a second; what it raises ends the wait. Raises TimeoutError after `timeout_s`.
+        """
         with redis_errors("the queue"):
-            yield from self._log.follow(self.id, timeout_s=timeout_s)
+            yield from self._log.follow(self.id, timeout_s=timeout_s, while_waiting=while_waiting)
 
     def news(self) -> list[Event]:
         """What has been told so far, without waiting."""

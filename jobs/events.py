@@ -4,7 +4,7 @@ Events are for people and programs that watch. The record of what was made is th
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -14,7 +14,7 @@ from jobs.request import ResolvedRequest
 
 EVENTS_KEY = "h3:events:{job_id}"
 RETENTION_S = 30 * 24 * 3600
-_LONGEST_BLOCK_S = 5.0
+_LONGEST_BLOCK_S = 1.0
 
 
 class _Event(BaseModel):
@@ -160,11 +160,17 @@ class EventLog:
         entries = cast(list[_Entry], self._redis.xrange(EVENTS_KEY.format(job_id=job_id)))
         return [_decode(fields) for _, fields in entries]
 
-    def follow(self, job_id: str, *, timeout_s: float | None = None) -> Iterator[Event]:
-        """Every event from the first, then live, up to the last one. Raises TimeoutError after `timeout_s`."""
+    def follow(
+        self, job_id: str, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None
+    ) -> Iterator[Event]:
+        """Every event from the first, then live, up to the last one.
+
+        Calls `while_waiting` now and then; what it raises ends the wait. Raises TimeoutError after `timeout_s`.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         after = b"0"
         while True:
+            while_waiting()
             for event_id, fields in self._await(job_id, after, _time_left(job_id, deadline)):
                 after = event_id
                 event = _decode(fields)

@@ -1,5 +1,7 @@
 """Commands of one machine: worker, demo, doctor."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import typer
 from pydantic import SecretStr
 
 from jobs.cli import StoreUrl, Url, plain_errors
-from worker.errors import WorkerError
+from worker.errors import StartRefused
 from worker.settings import Backend, WorkerSettings
 
 app = typer.Typer()
@@ -29,22 +31,32 @@ def worker(
     from worker.logs import configure_logs
     from worker.serve import serve
 
-    changes = {
-        "model_path": checkpoint,
-        "world_size": ranks,
-        "backend": backend,
-        "runner": runner,
-        "redis_url": SecretStr(url) if url else None,
-        "store_url": store,
-    }
-    settings = WorkerSettings().model_copy(update={name: value for name, value in changes.items() if value is not None})
+    settings = settings_with(
+        model_path=checkpoint,
+        world_size=ranks,
+        backend=backend,
+        runner=runner,
+        redis_url=SecretStr(url) if url else None,
+        store_url=store,
+    )
     configure_logs(settings.log_format)
-    with plain_errors():
-        try:
-            serve(settings, burst=burst)
-        except WorkerError as exc:
-            typer.echo(str(exc), err=True)
-            raise typer.Exit(2) from exc
+    with plain_errors(), start_refusals():
+        serve(settings, burst=burst)
+
+
+def settings_with(**flags: object) -> WorkerSettings:
+    """The environment's settings, overridden by the flags that were given."""
+    return WorkerSettings().model_copy(update={name: value for name, value in flags.items() if value is not None})
+
+
+@contextmanager
+def start_refusals() -> Iterator[None]:
+    """Exit 2 with the reason, and no traceback."""
+    try:
+        yield
+    except StartRefused as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(2) from exc
 
 
 @app.command()
@@ -52,7 +64,7 @@ def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and hea
     """Render one small clip on this machine, with an untrained model: everything but the picture is real."""
     from worker.demo import run_demo
 
-    with plain_errors():
+    with plain_errors(), start_refusals():
         run_demo(prompt)
 
 
@@ -61,5 +73,10 @@ def doctor(url: Url = None, store: StoreUrl = None) -> None:
     """Check what a worker needs on this machine, and say how to mend what fails."""
     from worker.doctor import examine
 
-    healthy = examine(WorkerSettings(), url, store)
-    raise typer.Exit(0 if healthy else 1)
+    failed = 0
+    for finding in examine(settings_with(redis_url=SecretStr(url) if url else None, store_url=store)):
+        failed += bool(finding.remedy)
+        typer.echo(f"{'FAIL' if finding.remedy else 'ok':<5} {finding.subject:<17} {finding.found}")
+        if finding.remedy:
+            typer.echo(f"      {finding.remedy}")
+    raise typer.Exit(1 if failed else 0)

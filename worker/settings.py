@@ -3,7 +3,9 @@
 from enum import StrEnum
 from pathlib import Path
 
-from jobs.settings import ClientSettings
+from pydantic import Field
+
+from jobs.settings import ClientSettings, default_cache_dir
 
 
 class Backend(StrEnum):
@@ -22,5 +24,6 @@ class WorkerSettings(ClientSettings):
     backend: Backend = Backend.AUTO
     world_size: int | None = None  # ranks; else every visible GPU, or 2 on the CPU
     spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
+    cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and log
     start_timeout_s: float = 1800.0  # to load the model on every rank
     log_format: str = "auto"  # text on a terminal, else json

@@ -1,0 +1,42 @@
+# Everything starts here: each target sets up what it needs. `make PYTHON=python3.12 ...` picks another Python.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+export PROMPT ?=
+TESTS ?=
+
+.PHONY: demo test check format clean install
+
+demo: $(INSTALLED)
+	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
+
+test: $(INSTALLED)
+	@$(BIN)/pytest $(TESTS)
+
+check: $(INSTALLED)
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+install: $(INSTALLED)
+
+# Without a GPU the CUDA build of torch is gigabytes of nothing: take a CPU build where the package index has one.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "h3render needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@echo "installing into $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@command -v nvidia-smi >/dev/null || $(PIP) torch==$(TORCH)+cpu 2>/dev/null || true
+	@$(PIP) torch==$(TORCH)
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,112 @@
+"""Checks what a worker needs on this machine; every finding says how to mend what fails."""
+
+import importlib.metadata
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from jobs.connection import connect
+from jobs.errors import JobsError
+from jobs.store import open_store
+from worker.settings import WorkerSettings
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 9)
+OLDEST_REDIS = (6, 2)
+LEAST_DISK_BYTES = 10 * 2**30
+LEAST_SHM_BYTES = 64 * 2**20
+SHM = Path("/dev/shm")  # noqa: S108  the mount itself is examined
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing examined. `remedy` is empty where all is well."""
+
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def examine(settings: WorkerSettings) -> Iterator[Finding]:
+    """Every finding, as it is made."""
+    yield _python()
+    yield _torch()
+    yield _gpus()
+    yield from _redis(settings)
+    yield _store(settings)
+    yield _disk("disk for outputs", settings.spool_dir or Path("/tmp"), LEAST_DISK_BYTES)  # noqa: S108
+    yield _disk("shared memory", SHM, LEAST_SHM_BYTES)
+
+
+def _python() -> Finding:
+    remedy = "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer"
+    return Finding("python", platform.python_version(), remedy)
+
+
+def _torch() -> Finding:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("torch", "not installed", "pip install 'h3render[h3]'")
+    remedy = "" if _numbers(version) >= OLDEST_TORCH else "pip install --upgrade 'torch>=2.9'"
+    return Finding("torch", version, remedy)
+
+
+def _gpus() -> Finding:
+    try:
+        import torch
+    except ImportError as exc:
+        return Finding("gpus", f"unknown: {exc}", "pip install 'h3render[h3]'")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Finding("gpus", ", ".join(names) or "none: ranks run on the CPU")
+
+
+def _redis(settings: WorkerSettings) -> Iterator[Finding]:
+    try:
+        with connect(settings) as redis:
+            yield _redis_version(redis)
+            yield _redis_eviction(redis)
+    except JobsError as exc:
+        yield Finding("redis", "does not do", str(exc))
+
+
+def _redis_version(redis: Redis) -> Finding:
+    try:
+        version = str(redis.info("server")["redis_version"])
+    except RedisError as exc:
+        return Finding("redis", f"INFO is refused: {exc}", "give this user +info")
+    remedy = "" if _numbers(version) >= OLDEST_REDIS else "use Redis 6.2 or newer, or Valkey"
+    return Finding("redis", version, remedy)
+
+
+def _redis_eviction(redis: Redis) -> Finding:
+    policy = str(redis.info("memory").get("maxmemory_policy", "unknown"))
+    remedy = "" if policy == "noeviction" else "CONFIG SET maxmemory-policy noeviction: others drop queued jobs"
+    return Finding("redis eviction", policy, remedy)
+
+
+def _store(settings: WorkerSettings) -> Finding:
+    try:
+        open_store(settings.store_url).check()
+    except JobsError as exc:
+        return Finding("store", settings.store_url, str(exc))
+    return Finding("store", f"{settings.store_url} can be written and read")
+
+
+def _disk(subject: str, folder: Path, least_bytes: int) -> Finding:
+    if not folder.is_dir():
+        return Finding(subject, f"{folder} does not exist", f"make {folder}, or name another in H3_SPOOL_DIR")
+    free = shutil.disk_usage(folder).free
+    remedy = "" if free >= least_bytes else f"free {least_bytes / 2**30:.2g} GiB there"
+    return Finding(subject, f"{free / 2**30:.1f} GiB free in {folder}", remedy)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdecimal())
