@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export PROMPT ?=
 TESTS ?=
 
-.PHONY: demo test check format clean install
+.PHONY: demo test check format bench clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -25,6 +25,11 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
+
+# One denoise step of the untrained tiny model on this machine, as JSON.
+bench: $(INSTALLED)
+	@$(BIN)/h3render checkpoint tiny build/bench-checkpoint >/dev/null
+	@$(BIN)/h3render bench build/bench-checkpoint
 
 install: $(INSTALLED)
 

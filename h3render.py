@@ -11,9 +11,17 @@ import h3.cli
 import jobs.cli
 import worker.cli
 
-EXTRAS = {"demo": "h3,embedded", "worker": "h3", "checkpoint": "h3", "doctor": "worker"}  # else: embedded
+EXTRAS = {
+    "demo": "h3,embedded",
+    "worker": "h3",
+    "checkpoint": "h3",
+    "bench": "h3",
+    "doctor": "worker",
+}  # else: embedded
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="A render farm for MiniMax H3.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A render farm for MiniMax H3."
+)
 for package in (worker.cli, jobs.cli, h3.cli):
     app.add_typer(package.app)
 

@@ -36,3 +36,24 @@ def check_checkpoint(folder: Annotated[Path, typer.Argument(help="Root of a chec
     except H3Error as exc:
         typer.echo(str(exc), err=True)
         raise typer.Exit(2) from exc
+
+
+@app.command()
+def bench(
+    checkpoint: Annotated[Path, typer.Argument(help="Root of a checkpoint.")],
+    width: Annotated[int, typer.Option(help="Pixels.")] = 256,
+    height: Annotated[int, typer.Option(help="Pixels.")] = 160,
+    frames: Annotated[int, typer.Option(help="17n + 5.")] = 39,
+    steps: Annotated[int, typer.Option(help="Steps to time.")] = 10,
+) -> None:
+    """Time denoise steps on one device (the first GPU, else the CPU) and print JSON."""
+    import json
+    from dataclasses import asdict
+
+    import torch
+
+    from h3.bench import time_steps
+    from h3.sequence import Geometry
+
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    typer.echo(json.dumps(asdict(time_steps(checkpoint, Geometry(width, height, frames), steps, device)), indent=2))

@@ -3,8 +3,7 @@
 H3Error
 ├── CheckpointError  a file is missing, cut short, or not what its config says
 ├── ConfigError      sizes that do not fit together
-├── PartitionError   fewer tokens or heads than ranks
-└── ClipError        frames that do not fit the video being written
+└── PartitionError   fewer tokens or heads than ranks
 """
 
 
@@ -22,7 +21,3 @@ class ConfigError(H3Error):
 
 class PartitionError(H3Error):
     """A split would leave a rank without tokens or heads."""
-
-
-class ClipError(H3Error):
-    """Frames of the wrong shape, type or count, or a clip too many."""

@@ -114,13 +114,21 @@ class H3Runner(MGPURunner):
         self, request: ResolvedRequest, latents: Latents, geometry: Geometry, folder: Path, timings: "Timings"
     ) -> Iterator[Item]:
         """Sound at once, pictures clip by clip, each clip handed out before the next is decoded."""
-        writer = SegmentWriter(folder / "mp4", geometry, self._model.audio.decode(latents.audio).numpy())
+        pieces = folder / "pieces"
+        pieces.mkdir()
+        writer = SegmentWriter(
+            pieces,
+            width=geometry.width,
+            height=geometry.height,
+            clip_lengths=geometry.clip_frames,
+            audio=self._model.audio.decode(latents.audio).numpy(),
+        )
         yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
-        for index, clip in enumerate(self._model.video.clips(unpatchify(latents.video, geometry))):
+        for clip in self._model.video.clips(unpatchify(latents.video, geometry)):
             segment = writer.write(clip.numpy())
-            yield Segment(index, hand_over(segment.path, folder), segment.duration_s)
+            yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
         video = folder / "video.mp4"
-        remux(writer.header, writer.segments, video)
+        remux(writer.header, sorted(pieces.glob("*.m4s")), video)
         timings.decode_s = self._lap(timings)
         report = folder / "report.json"
         report.write_text(json.dumps(self._report(request, latents, timings), indent=2))

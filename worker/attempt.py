@@ -6,15 +6,16 @@ from pathlib import Path
 
 from jobs.events import Event, Finished
 from jobs.request import ResolvedRequest
-from worker.errors import AttemptLost, RequestRefused, WorkerError
+from worker.errors import AttemptLost, Interrupted, RequestRefused, WorkerError
 from worker.items import Item
 from worker.mgpu import (
     AsymmetricRunnerError,
+    ControllerShutdownError,
+    FatalFleetError,
     MGPUController,
     Stream,
     SymmetricRunnerError,
 )
-from worker.mgpu.errors import FleetError
 from worker.outputs import Outputs
 
 
@@ -27,7 +28,7 @@ def run_attempt(
 ) -> Finished:
     """Render the request; `tell` gets an event for each item in the store, except the last, which is returned.
 
-    Raises RequestRefused, AttemptLost, UploadFailed or Superseded.
+    Raises RequestRefused, AttemptLost, Interrupted, UploadFailed or Superseded.
     """
     with tempfile.TemporaryDirectory(prefix="h3render-", dir=spool) as work_dir:
         stream = controller.stream(request=request, work_dir=work_dir)
@@ -35,7 +36,9 @@ def run_attempt(
             return _ship(stream, outputs, tell)
         except SymmetricRunnerError as exc:
             raise RequestRefused(str(exc)) from exc
-        except (AsymmetricRunnerError, FleetError, TimeoutError) as exc:
+        except ControllerShutdownError as exc:
+            raise Interrupted("the worker was told to stop") from exc
+        except (AsymmetricRunnerError, FatalFleetError) as exc:
             raise AttemptLost(f"{type(exc).__name__}: {exc}") from exc
 
 

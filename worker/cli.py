@@ -9,7 +9,7 @@ import typer
 from pydantic import SecretStr
 
 from jobs.cli import StoreUrl, Url, plain_errors
-from worker.errors import StartRefused
+from worker.errors import FleetNotStarted, StartRefused
 from worker.settings import Backend, WorkerSettings
 
 app = typer.Typer()
@@ -51,12 +51,12 @@ def settings_with(**flags: object) -> WorkerSettings:
 
 @contextmanager
 def start_refusals() -> Iterator[None]:
-    """Exit 2 with the reason, and no traceback."""
+    """Say why there is no worker, without a traceback of ours: exit 2 for what a person can mend, else 1."""
     try:
         yield
-    except StartRefused as exc:
+    except (StartRefused, FleetNotStarted) as exc:
         typer.echo(str(exc), err=True)
-        raise typer.Exit(2) from exc
+        raise typer.Exit(2 if isinstance(exc, StartRefused) else 1) from exc
 
 
 @app.command()

@@ -151,8 +151,11 @@ class RenderWorker(SimpleWorker):
     def _end_badly(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
         log.error("attempt ended", error=type(error).__name__, reason=str(error))
         if not error.fleet_is_healthy:
-            self.must_restart = self._stop_requested = True
-        if error.job_may_retry and attempt < MOST_ATTEMPTS:
+            self.must_restart = self._stop_signals == 0
+            self._stop_requested = True
+        if not error.attempt_is_charged:
+            self.connection.hincrby(job.key, ATTEMPTS_FIELD, -1)
+        if error.job_may_retry and (attempt < MOST_ATTEMPTS or not error.attempt_is_charged):
             self._tell(job, events.AttemptLost(attempt=attempt, reason=str(error)))
             self._hand_back(job, queue)
         else:

@@ -3,13 +3,14 @@
 import importlib
 import os
 import sys
+from datetime import timedelta
 
 import structlog
 
 from jobs.connection import connect, redis_url
 from jobs.store import open_store
-from worker.errors import StartRefused
-from worker.mgpu import MGPUController, MGPURunner, RunnerError
+from worker.errors import FleetNotStarted, StartRefused
+from worker.mgpu import FatalFleetError, MGPUController, MGPURunner, RunnerError
 from worker.rq_worker import RenderWorker
 from worker.settings import Backend, WorkerSettings
 
@@ -22,7 +23,7 @@ def serve(settings: WorkerSettings, *, burst: bool) -> None:
     """Serve until told to stop (or, with `burst`, until the queues are empty).
 
     Everything that can be refused is refused before the model is loaded. Raises RedisUnavailable, StoreUnavailable,
-    StartRefused.
+    StartRefused, FleetNotStarted.
     """
     redis = connect(settings)
     store = open_store(settings.store_url)
@@ -30,14 +31,22 @@ def serve(settings: WorkerSettings, *, burst: bool) -> None:
     runner, setup = choose_runner(settings)
     controller = make_controller(runner, settings)
     try:
-        log.info("starting the fleet", runner=settings.runner, model=str(settings.model_path))
-        controller.start(timeout=settings.start_timeout_s, **setup)
+        start(controller, settings, setup)
         worker = RenderWorker(redis, redis_url(settings), controller, store, settings)
         worker.work(burst=burst, logging_level="WARNING")
     finally:
         controller.shutdown(graceful_timeout=5.0)
     if worker.must_restart:
         restart()
+
+
+def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:
+    """Load the model on every rank. Raises FleetNotStarted."""
+    log.info("starting the fleet", runner=settings.runner, model=str(settings.model_path))
+    try:
+        controller.start(timeout=timedelta(seconds=settings.start_timeout_s), **setup)
+    except FatalFleetError as exc:
+        raise FleetNotStarted(str(exc)) from exc
 
 
 def choose_runner(settings: WorkerSettings) -> tuple[type[MGPURunner], dict[str, object]]:

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from jobs.errors import ObjectExists, StoreUnavailable
-from jobs.store import PART_BYTES, Store, StoredObject, open_store
+from jobs.s3_store import PART_BYTES
+from jobs.store import Store, StoredObject, open_store
 from tests.servers import free_ports
 
 TEXT = "text/plain"
@@ -258,7 +259,7 @@ def test_a_big_file_goes_up_in_equal_parts_and_comes_back_whole(s3_store_url, s3
 
 def test_an_upload_damaged_on_its_way_is_refused(s3_store_url, monkeypatch):
     store = open_store(s3_store_url)
-    monkeypatch.setattr("jobs.store._md5", lambda stream: WRONG_MD5)
+    monkeypatch.setattr("jobs.s3_store._md5", lambda stream: WRONG_MD5)
     with pytest.raises(StoreUnavailable, match=r"Digest|MD5"):
         store.put("video.mp4", b"x", content_type="video/mp4")
     assert store.stat("video.mp4") is None
@@ -266,7 +267,7 @@ def test_an_upload_damaged_on_its_way_is_refused(s3_store_url, monkeypatch):
 
 def test_a_big_upload_that_fails_leaves_no_parts(s3_store_url, s3_client, s3_server, monkeypatch):
     store = open_store(s3_store_url)
-    monkeypatch.setattr("jobs.store._md5", lambda stream: WRONG_MD5)
+    monkeypatch.setattr("jobs.s3_store._md5", lambda stream: WRONG_MD5)
     with pytest.raises(StoreUnavailable, match="UploadPart"):
         store.put("big.mp4", bytes(65 * 2**20), content_type="video/mp4")
     assert "Uploads" not in s3_client.list_multipart_uploads(Bucket=s3_server.bucket)

@@ -1,0 +1,274 @@
+"""The store in an S3 bucket (`s3://`), of AWS or a compatible service. boto3 is imported when one is opened."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypedDict
+from urllib.parse import SplitResult, parse_qs
+
+from jobs.errors import StoreUnavailable
+from jobs.file_store import opened, write_whole
+from jobs.store import CHUNK_BYTES, Store, StoredObject, check_key, check_prefix, measure, require_same, wrong_url
+
+if TYPE_CHECKING:
+    from botocore.exceptions import BotoCoreError, ClientError
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+MULTIPART_ABOVE_BYTES = 64 * 2**20
+PART_BYTES = 16 * 2**20  # every part but the last: R2 wants equal sizes; S3's limit of 10 000 parts is 156 GiB
+CONDITIONAL_ATTEMPTS = 5
+SHA256_METADATA_KEY = "content-sha256"
+
+
+def open_s3_store(url: str, parts: SplitResult) -> S3Store:
+    options = parse_qs(parts.query)
+    prefix = parts.path.strip("/")
+    if not parts.netloc:
+        raise wrong_url(url, "the bucket is missing")
+    if set(options) - {"endpoint"} or parts.fragment:
+        raise wrong_url(url, "only ?endpoint= may follow the prefix")
+    try:
+        check_prefix(prefix)
+        client = _connect(url, *options.get("endpoint", [])[-1:])
+    except ValueError as error:  # boto3 says "Invalid endpoint" with it
+        raise wrong_url(url, str(error)) from error
+    return S3Store(client, parts.netloc, prefix)
+
+
+def _connect(url: str, endpoint: str | None = None) -> S3Client:
+    """A client that S3-compatible services understand too: boto3's defaults send checksums that R2 and B2 refuse."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ModuleNotFoundError as error:
+        raise StoreUnavailable(f"{url} needs boto3, which is missing: pip install 'h3render[s3]'") from error
+    with _s3_errors(url):
+        session = boto3.session.Session()
+        return session.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=os.environ.get("AWS_REGION") or session.region_name or "us-east-1",
+            config=Config(
+                signature_version="s3v4",
+                s3={"addressing_style": "path"},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                retries={"mode": "standard"},
+                connect_timeout=10,
+                read_timeout=60,
+                max_pool_connections=32,
+            ),
+        )
+
+
+class _Headers(TypedDict, total=False):
+    ContentType: str
+    CacheControl: str
+    Metadata: Mapping[str, str]
+
+
+class S3Store(Store):
+    """A bucket, or a prefix in one. The sha256 travels as metadata, because an ETag is no checksum everywhere."""
+
+    def __init__(self, client: S3Client, bucket: str, prefix: str) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    def put(self, key: str, body: bytes | Path, *, content_type: str, cache_control: str | None = None) -> StoredObject:
+        with self._errors(key), opened(body) as stream:
+            stored = measure(key, stream)
+            headers = _headers(stored, content_type)
+            if cache_control is not None:
+                headers["CacheControl"] = cache_control
+            if stored.size_bytes > MULTIPART_ABOVE_BYTES:
+                self._put_parts(key, stream, headers)
+            else:
+                self._client.put_object(
+                    Bucket=self._bucket, Key=self._name(key), Body=stream, ContentMD5=_md5(stream), **headers
+                )
+        return stored
+
+    def put_once(self, key: str, body: bytes | Path, *, content_type: str) -> StoredObject:
+        """One request, so at most 5 GiB."""
+        with self._errors(key), opened(body) as stream:
+            stored = measure(key, stream)
+            headers = _headers(stored, content_type)
+            for attempt in range(CONDITIONAL_ATTEMPTS):
+                if self._put_if_absent(key, stream, headers):
+                    return stored
+                existing = self.stat(key)
+                if existing is not None:
+                    require_same(self.url(key), stored, existing)
+                    return existing
+                time.sleep(0.1 * attempt)  # 409: another writer holds the key but has not written it yet
+        raise StoreUnavailable(f"{self.url(key)} is refused as if it existed, but does not; try again later")
+
+    def fetch(self, key: str, path: Path) -> None:
+        write_whole(path, self._chunks(key))
+
+    def stat(self, key: str) -> StoredObject | None:
+        with self._errors(key):
+            try:
+                head = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+            except self._client.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+                return self._stat_missing(key)
+            sha256 = _metadata_sha256(head["Metadata"]) or self._read_sha256(key)
+        return StoredObject(key, head["ContentLength"], sha256)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
+        pages = self._client.get_paginator("list_objects_v2")
+        with self._errors(prefix):
+            found = pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+            names = [item["Key"] for page in found for item in page.get("Contents", [])]
+        keys = [name.removeprefix(self._prefix) for name in names if not name.endswith("/")]
+        return iter(sorted(keys))  # services differ in where they sort a slash
+
+    def delete(self, key: str) -> None:
+        with self._errors(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def url(self, key: str) -> str:
+        return f"s3://{self._bucket}/{self._name(key)}"
+
+    def _chunks(self, key: str) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        with self._errors(key):
+            found = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
+            with closing(found["Body"]) as body:
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    digest.update(chunk)
+                    yield chunk
+        written = _metadata_sha256(found["Metadata"])
+        if written not in (None, digest.hexdigest()):
+            raise StoreUnavailable(
+                f"{self.url(key)} is damaged: sha256 {digest.hexdigest()}, but {written} was written; "
+                "try again, and if it stays so, render the job again"
+            )
+
+    def _put_parts(self, key: str, stream: BinaryIO, headers: _Headers) -> None:
+        bucket, name = self._bucket, self._name(key)
+        upload_id = self._client.create_multipart_upload(Bucket=bucket, Key=name, **headers)["UploadId"]
+        with ExitStack() as unless_complete:
+            unless_complete.callback(self._client.abort_multipart_upload, Bucket=bucket, Key=name, UploadId=upload_id)
+            chunks = iter(partial(stream.read, PART_BYTES), b"")
+            parts = [self._put_part(key, upload_id, number, chunk) for number, chunk in enumerate(chunks, 1)]
+            self._client.complete_multipart_upload(
+                Bucket=bucket, Key=name, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+            unless_complete.pop_all()
+
+    def _put_part(self, key: str, upload_id: str, number: int, chunk: bytes) -> CompletedPartTypeDef:
+        part = self._client.upload_part(
+            Bucket=self._bucket,
+            Key=self._name(key),
+            UploadId=upload_id,
+            PartNumber=number,
+            Body=chunk,
+            ContentMD5=_md5(io.BytesIO(chunk)),
+        )
+        return {"PartNumber": number, "ETag": part["ETag"]}
+
+    def _put_if_absent(self, key: str, stream: BinaryIO, headers: _Headers) -> bool:
+        bucket, name = self._bucket, self._name(key)
+        try:
+            self._client.put_object(
+                Bucket=bucket, Key=name, Body=stream, ContentMD5=_md5(stream), IfNoneMatch="*", **headers
+            )
+        except self._client.exceptions.ClientError as error:
+            if _status(error) in (409, 412):
+                return False
+            raise
+        return True
+
+    def _stat_missing(self, key: str) -> StoredObject | None:
+        """A HEAD's 404 has no body: only a GET tells a missing object from a missing bucket."""
+        try:
+            self._client.get_object(Bucket=self._bucket, Key=self._name(key))["Body"].close()
+        except self._client.exceptions.NoSuchKey:
+            return None
+        return self.stat(key)  # written between the two
+
+    def _read_sha256(self, key: str) -> str:
+        digest = hashlib.sha256()
+        for chunk in self._chunks(key):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def _name(self, key: str) -> str:
+        check_key(key)
+        return self._prefix + key
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        where = f"s3://{self._bucket}/{self._prefix}{key} at {self._client.meta.endpoint_url}"
+        with _s3_errors(where):
+            yield
+
+
+def _md5(stream: BinaryIO) -> str:
+    """The Content-MD5 of a whole stream, which is left at its beginning: the check that all services make."""
+    digest = hashlib.file_digest(stream, partial(hashlib.md5, usedforsecurity=False))  # type: ignore[arg-type]
+    stream.seek(0)
+    return b64encode(digest.digest()).decode()
+
+
+def _headers(stored: StoredObject, content_type: str) -> _Headers:
+    return {"ContentType": content_type, "Metadata": {SHA256_METADATA_KEY: stored.sha256}}
+
+
+def _metadata_sha256(metadata: Mapping[str, str]) -> str | None:
+    lowered = {key.lower(): value for key, value in metadata.items()}  # some services change the case
+    return lowered.get(SHA256_METADATA_KEY)
+
+
+_KEYS_REMEDY = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE) to keys that may list the bucket and "
+    "read, write and delete in it"
+)
+_ENDPOINT_REMEDY = "see that the service runs and that AWS_ENDPOINT_URL_S3, or ?endpoint= in the store URL, names it"
+_KEYS_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Unauthorized")
+_KEYS_MISSING = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+_NO_ANSWER = ("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError", "SSLError")
+# By S3's error code, or by the name of botocore's class where no answer came. A refused HEAD has no code but 403.
+_S3_REMEDIES = {
+    **dict.fromkeys((*_KEYS_REFUSED, *_KEYS_MISSING, "403"), _KEYS_REMEDY),
+    **dict.fromkeys(_NO_ANSWER, _ENDPOINT_REMEDY),
+    **dict.fromkeys(("AuthorizationHeaderMalformed", "PermanentRedirect"), "set AWS_REGION to the bucket's region"),
+    "NoSuchBucket": "create the bucket, or correct the store URL",
+    "NoSuchKey": "there is no such object: check its key and the store URL",
+    "NotImplemented": "use a service that has conditional writes and multipart uploads",
+    "ParamValidationError": "correct the bucket in the store URL",
+}
+
+
+@contextmanager
+def _s3_errors(where: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        remedy = _S3_REMEDIES.get(_code(error), "try again, and look at the service's status if it stays so")
+        raise StoreUnavailable(f"{where}: {error}; {remedy}") from error
+
+
+def _code(error: BotoCoreError | ClientError) -> str:
+    answer = getattr(error, "response", {})
+    return str(answer.get("Error", {}).get("Code", type(error).__name__))
+
+
+def _status(error: ClientError) -> int:
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]

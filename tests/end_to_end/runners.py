@@ -1,0 +1,46 @@
+"""H3Runner with a twist, for tests. They run in rank processes and read what they need from the environment."""
+
+import os
+import signal
+from pathlib import Path
+
+from h3.runner import H3Runner
+from tests.waiting import eventually
+
+WATCHED_STORE = "TEST_WATCHED_STORE"  # a folder
+MARKER = "TEST_MARKER"  # a file that the first attempt leaves
+
+
+class LastClipWaitsForFirstSegment(H3Runner):
+    """Decodes the last clip only once the first segment is in the store: never, if segments came at the end."""
+
+    def setup(self, **setup):
+        super().setup(**setup)
+        clips = self._model.video.clips
+
+        def watched(latents):
+            store = Path(os.environ[WATCHED_STORE])
+            for index, clip in enumerate(clips(latents)):
+                yield clip
+                if index == 0:
+                    eventually(lambda: list(store.rglob("segment-00000.m4s")), timeout_s=30)
+
+        self._model.video.clips = watched
+
+
+class DiesInFirstAttempt(H3Runner):
+    """Rank 1 kills itself at the second step, once."""
+
+    def setup(self, **setup):
+        super().setup(**setup)
+        step, steps_begun = self._model.denoiser.modulation, []
+
+        def fatal(timesteps):
+            steps_begun.append(1)
+            marker = Path(os.environ[MARKER])
+            if self.rank == 1 and len(steps_begun) == 2 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(timesteps)
+
+        self._model.denoiser.modulation = fatal

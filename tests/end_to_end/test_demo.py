@@ -1,0 +1,60 @@
+import shutil
+
+import pytest
+
+from jobs import embedded
+from tests.end_to_end.conftest import run
+from tests.end_to_end.video import read
+
+
+@pytest.fixture
+def user(need_redis, private_folder, tmp_path):
+    """The environment of a user who has set nothing up; their embedded server ends with the test."""
+    environment = {
+        "H3_STATE_DIR": str(tmp_path / "state"),
+        "H3_RUNTIME_DIR": str(private_folder),
+        "XDG_DATA_HOME": str(tmp_path / "data"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "REDIS_URL": "",
+        "H3_STORE_URL": "",
+    }
+    yield environment
+    embedded.stop(state_folder=tmp_path / "state", runtime_folder=private_folder)
+
+
+def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
+    done = run("demo", "a paper boat in the rain", timeout_s=100, **user)
+    assert done.returncode == 0, done.stderr
+    paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:3])
+    assert set(paths) == {"video", "report", "playlist"}
+    assert len(read(paths["video"]).pictures) == 39
+    assert "untrained" in done.stdout.splitlines()[-1]
+    for phase in ("text: ", "denoise: 8/8", "decode: clip 2"):
+        assert phase in done.stderr
+
+    server = run("redis", "status", **user)
+    assert "pid" in server.stdout  # the queue outlives the command
+    assert run("redis", "stop", **user).stdout == "stopped\n"
+    assert run("redis", "stop", **user).stdout == "not running\n"
+
+
+def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, tmp_path):
+    assert run("checkpoint", "tiny", str(tmp_path / "cache" / "h3render" / "tiny-checkpoint"), **user).returncode == 0
+    shutil.rmtree(tmp_path / "cache" / "h3render" / "tiny-checkpoint" / "FL2VA" / "audio_vae")
+    done = run("demo", "a paper boat", **user)
+    assert done.returncode == 2
+    assert "the worker ended with exit code 2" in done.stderr
+    assert "audio_vae" in done.stderr
+
+
+def test_the_doctor_examines_this_machine(user):
+    done = run("doctor", **user)
+    lines = done.stdout.splitlines()
+    for subject in ("python", "torch", "gpus", "redis", "redis eviction", "store", "disk for outputs", "shared memory"):
+        assert any(line[6:].startswith(subject) for line in lines), done.stdout
+
+
+def test_the_doctor_names_what_fails_and_the_remedy(user):
+    done = run("doctor", "--store", "file:///proc/h3render", **user)
+    assert done.returncode == 1
+    assert "FAIL  store" in done.stdout

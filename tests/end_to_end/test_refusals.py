@@ -1,0 +1,76 @@
+"""What bad input gets: a clear message, exit code 2, no traceback, and nothing queued or rendered."""
+
+import pytest
+from redis import Redis
+
+from h3.tiny import write_tiny
+from tests.end_to_end.conftest import run
+
+
+def refused(*arguments: str, **environment: str) -> str:
+    done = run(*arguments, **environment)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--width", "100", "--height", "64"], "width 100 is not a multiple of 32; the nearest are 96 and 128"),
+        (["a", "--frames", "40"], "frames 40 is not 17n + 5 between 22 and 362; nearest: 39 and 56"),
+        (["a", "--steps", "0"], "steps 0 should be greater than or equal to 1"),
+        (["   "], "prompt '   ' is empty; say what should be seen and heard"),
+        (["a", "--stepz", "3"], "--stepz"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_it_is_queued(redis_url, file_store_url, arguments, message):
+    assert message in refused("submit", *arguments, "--url", redis_url, "--store", file_store_url)
+    with Redis.from_url(redis_url) as redis:
+        assert redis.keys() == []
+
+
+@pytest.mark.parametrize("command", [["submit", "a"], ["watch", "j"], ["status", "j"], ["worker"]])
+def test_a_redis_that_does_not_answer_is_named(command, checkpoint):
+    stderr = refused(*command, "--url", "redis://127.0.0.1:1/0", H3_MODEL_PATH=str(checkpoint))
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in stderr
+    assert "REDIS_URL" in stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("file:///proc/h3render", "/proc/h3render"),
+        ("ftp://host/folder", "ftp://host/folder"),
+        ("s3://no-such-bucket-here/prefix", "no-such-bucket-here"),
+    ],
+)
+def test_a_store_that_cannot_be_written_stops_the_worker(redis_url, s3_environment, checkpoint, store, message):
+    assert message in refused("worker", "--url", redis_url, "--store", store, "--checkpoint", str(checkpoint))
+
+
+def test_a_worker_without_a_checkpoint_says_how_to_get_one(redis_url, file_store_url):
+    assert "h3render checkpoint tiny DIR" in refused("worker", "--url", redis_url, "--store", file_store_url)
+
+
+def test_a_damaged_checkpoint_is_named_by_file_and_tensor_before_a_rank_starts(redis_url, file_store_url, tmp_path):
+    shard = sorted(write_tiny(tmp_path, seed=0).transformer.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-10])
+    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(tmp_path))
+    assert f"{shard} is cut short in tensor " in stderr
+    shard.unlink()
+    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(tmp_path))
+    assert f"{shard} is missing, which holds tensor " in stderr
+    assert f"{shard} is missing" in refused("checkpoint", "check", str(tmp_path))
+
+
+def test_a_runner_that_cannot_be_loaded_is_named(redis_url, file_store_url, checkpoint):
+    stderr = refused(
+        *("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(checkpoint)),
+        *("--runner", "nowhere:Runner"),
+    )
+    assert "H3_RUNNER nowhere:Runner cannot be loaded" in stderr
+
+
+def test_an_unknown_job_is_named(redis_url):
+    assert "no job nonesuch" in refused("status", "nonesuch", "--url", redis_url)

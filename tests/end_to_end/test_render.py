@@ -1,0 +1,159 @@
+"""One job from the command line to a playable video, on a real Redis, a real store and two real ranks."""
+
+import hashlib
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from jobs import events
+from jobs.client import Client
+from jobs.result import Result
+from jobs.store import Store, open_store
+from tests.end_to_end.conftest import run
+from tests.end_to_end.video import read
+
+CLIP = {"width": 96, "height": 64, "frames": 39, "steps": 4, "preview_every": 2, "checkpoint_every": 2}
+PROMPT = "a paper boat in the rain"
+AUDIO_FRAME = 1024  # samples
+KINDS_IN_ORDER = [
+    "queued",
+    "started",
+    "text_encoded",
+    *["step_done"] * 2,
+    "preview_ready",
+    "checkpoint_saved",
+    *["step_done"] * 2,
+    "preview_ready",
+    "checkpoint_saved",
+    "stream_opened",
+    "segment_ready",
+    "segment_ready",
+    "finished",
+]
+
+
+class Renders:
+    """Three renders by one worker: a seed, the same again, and another."""
+
+    def __init__(self, client: Client, store: Store, root: Path) -> None:
+        self.store, self.root = store, root
+        self.jobs = [client.submit({"prompt": PROMPT, "seed": seed, **CLIP}) for seed in (7, 7, 8)]
+
+    def collect(self) -> None:
+        self.events = [list(job.events(timeout_s=5)) for job in self.jobs]
+        self.results = [job.result(self.store) for job in self.jobs]
+        self.reports = [json.loads(self.store.get(result.report_key)) for result in self.results]
+
+
+@pytest.fixture(scope="module")
+def renders(shared_redis, checkpoint, tmp_path_factory):
+    root = tmp_path_factory.mktemp("renders")
+    url = root.as_uri()
+    with Redis.from_url(shared_redis.url) as redis:
+        redis.flushall()
+        renders = Renders(Client(redis), open_store(url), root)
+        worker = run("worker", "--burst", "--checkpoint", str(checkpoint), "--url", shared_redis.url, "--store", url)
+        assert worker.returncode == 0, worker.stderr
+        renders.collect()
+    return renders
+
+
+@pytest.fixture(scope="module")
+def result(renders) -> Result:
+    return renders.results[0]
+
+
+@pytest.fixture(scope="module")
+def video(renders, result):
+    return read(renders.root / result.video_key)
+
+
+def test_the_video_is_what_was_asked_for(video):
+    assert video.pictures.shape == (39, 64, 96, 3)
+    assert video.fps == 24
+    assert (video.video_codec, video.pixel_format) == ("h264", "yuv420p")
+    assert (video.samples.shape[0], video.sample_rate) == (2, 32_000)
+
+
+def test_sound_and_picture_last_equally_long(video):
+    samples = 39 * 32_000 / 24
+    assert abs(video.samples.shape[1] - samples) <= AUDIO_FRAME
+
+
+def test_segments_joined_give_the_same_frames_and_a_sound_without_a_gap(renders, result, video, tmp_path):
+    folder = (renders.root / result.playlist_key).parent
+    names = [line for line in (folder / "playlist.m3u8").read_text().splitlines() if not line.startswith("#")]
+    assert len(names) == 2
+    joined = tmp_path / "joined.mp4"
+    joined.write_bytes(b"".join((folder / name).read_bytes() for name in ["init.mp4", *names]))
+    contents = read(joined)
+    assert np.array_equal(contents.pictures, video.pictures)
+    assert all(b > a for a, b in pairwise(contents.picture_times))
+    for (start, duration), (following, _) in pairwise(contents.audio_packets):
+        assert abs(start + duration - following) * 32_000 < 1
+
+
+def test_the_playlist_is_complete(renders, result):
+    text = renders.store.get(result.playlist_key).decode()
+    durations = [float(line[8:-1]) for line in text.splitlines() if line.startswith("#EXTINF:")]
+    assert durations == pytest.approx([17 / 24, 22 / 24], abs=1e-3)
+    assert text.splitlines()[-1] == "#EXT-X-ENDLIST"
+    assert '#EXT-X-MAP:URI="init.mp4"' in text
+
+
+def test_the_result_names_every_object_of_the_attempt_but_checkpoints_and_all_match(renders, result):
+    job_id = renders.jobs[0].id
+    written = set(renders.store.list(f"{job_id}/attempts/"))
+    named = {piece.key for piece in result.pieces}
+    assert {key for key in written - named if "checkpoint-" not in key} == set()
+    assert named <= written
+    for piece in result.pieces:
+        body = renders.store.get(piece.key)
+        assert (len(body), hashlib.sha256(body).hexdigest()) == (piece.size_bytes, piece.sha256)
+
+
+def test_events_tell_the_phases_in_order(renders):
+    told = renders.events[0]
+    assert [event.kind for event in told] == KINDS_IN_ORDER
+    steps = [event for event in told if isinstance(event, events.StepDone)]
+    assert [(event.step, event.steps) for event in steps] == [(n, 4) for n in (1, 2, 3, 4)]
+    assert steps[0].sigma == 1
+    assert all(a.sigma > b.sigma for a, b in pairwise(steps))
+
+
+def test_previews_are_pictures_and_the_last_checkpoint_holds_the_final_latents(renders):
+    from PIL import Image
+    from safetensors import safe_open
+
+    from h3.provenance import sha256
+
+    previews = [event.key for event in renders.events[0] if isinstance(event, events.PreviewReady)]
+    assert [Image.open(renders.root / key).size for key in previews] == [(96, 64)] * 2
+    last = [event.key for event in renders.events[0] if isinstance(event, events.CheckpointSaved)][-1]
+    with safe_open(renders.root / last, framework="pt") as checkpoint:
+        assert (checkpoint.metadata()["step"], checkpoint.metadata()["steps"]) == ("4", "4")
+        hashes = {name: sha256(checkpoint.get_tensor(name)) for name in ("video", "audio")}
+    assert hashes == renders.reports[0]["latents_sha256"]
+
+
+def test_the_same_seed_gives_the_same_latents_and_another_seed_others(renders):
+    first, again, other = (report["latents_sha256"] for report in renders.reports)
+    assert first == again
+    assert first["video"] != other["video"]
+    assert first["audio"] != other["audio"]
+
+
+def test_the_report_records_what_the_bits_depend_on(renders):
+    report = renders.reports[0]
+    assert report["request"] == {"prompt": PROMPT, "seed": 7, **CLIP}
+    assert report["provenance"]["world_size"] == 2
+    assert report["provenance"]["mode"] == "ulysses"
+    assert len(report["timings"]["step_s"]) == 4
+
+
+def test_any_rq_client_sees_the_truth(renders):
+    assert [job.status() for job in renders.jobs] == ["finished"] * 3

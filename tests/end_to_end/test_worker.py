@@ -1,0 +1,83 @@
+"""What a worker does besides the plain render."""
+
+from redis import Redis
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from jobs import events
+from jobs.client import Client
+from jobs.queues import QueueName, open_queue
+from jobs.store import open_store
+from tests.end_to_end.conftest import run
+from tests.end_to_end.runners import MARKER, WATCHED_STORE
+from tests.servers import free_ports
+
+SMALL = {"width": 64, "height": 64, "steps": 2, "seed": 1}
+
+
+def test_a_segment_is_in_the_store_before_the_last_clip_is_decoded(redis_url, file_store_url, start_worker):
+    """The order is a cause, not a coincidence: the decoder waits for the stored segment."""
+    store = file_store_url.removeprefix("file://")
+    start_worker(
+        *("--url", redis_url, "--store", file_store_url),
+        *("--runner", "tests.end_to_end.runners:LastClipWaitsForFirstSegment"),
+        **{WATCHED_STORE: store},
+    )
+    with Redis.from_url(redis_url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 39, **SMALL})
+        told = [event.kind for event in job.events(timeout_s=90)]
+    assert told[-3:] == ["segment_ready", "segment_ready", "finished"]
+
+
+def test_a_job_whose_rank_dies_is_rendered_by_the_same_worker_after_a_restart(
+    redis_url, file_store_url, start_worker, tmp_path
+):
+    worker = start_worker(
+        *("--url", redis_url, "--store", file_store_url),
+        *("--runner", "tests.end_to_end.runners:DiesInFirstAttempt"),
+        **{MARKER: str(tmp_path / "marker")},
+    )
+    with Redis.from_url(redis_url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
+        told = list(job.events(timeout_s=110))
+    assert [e.attempt for e in told if isinstance(e, events.Started)] == [1, 2]
+    [lost] = [e for e in told if isinstance(e, events.AttemptLost)]
+    assert "rank 1" in lost.reason
+    assert isinstance(told[-1], events.Finished)
+    assert worker.poll() is None  # the same process, under the same pid
+
+
+def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url, file_store_url, start_worker):
+    with Redis.from_url(redis_url) as redis:
+        queue = open_queue(QueueName.HIGH, redis)
+        queue.enqueue_call("os.system", args=["true"], job_id="hostile")
+        queue.enqueue_call("worker.rq_worker.render", kwargs={"request": {"prompt": "x"}}, job_id="malformed")
+        good = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
+        start_worker("--url", redis_url, "--store", file_store_url)
+        assert good.wait(timeout_s=90)
+        for job_id, reason in (("hostile", "job calls os.system"), ("malformed", "width is missing")):
+            job = Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
+            assert job.get_status().value == "failed"
+            assert reason in job.latest_result().exc_string
+            [failed] = Client(redis).job(job_id).news()[-1:]
+            assert reason in failed.reason
+
+
+def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):
+    [port] = free_ports(1)
+    with Redis.from_url(redis_server.url) as redis:
+        redis.config_set("port", port)
+    url = f"redis://127.0.0.1:{port}/0"
+    start_worker("--url", url, "--store", s3_store_url)
+    size = ("--width", "64", "--height", "64", "--frames", "22", "--steps", "2", "--seed", "1")
+    submitted = run("submit", "a red kite", *size, "--watch", "--url", url, "--store", s3_store_url, timeout_s=100)
+    assert submitted.returncode == 0, submitted.stderr
+    job_id = submitted.stdout.splitlines()[0]
+    assert f"{s3_store_url}/{job_id}/attempts/1/video.mp4" in submitted.stdout
+    assert "denoise: 2/2" in submitted.stderr
+    client, store = Client.open(url), open_store(s3_store_url)
+    job = client.job(job_id)
+    assert job.fetch(store, tmp_path).stat().st_size > 0
+    for piece in job.result(store).pieces:
+        assert (stored := store.stat(piece.key)) is not None
+        assert (stored.size_bytes, stored.sha256) == (piece.size_bytes, piece.sha256)
