@@ -4,12 +4,14 @@ The architecture is the true one; only the sizes are small, so it runs through t
 checkpoint and renders noise within seconds on a laptop.
 """
 
+import warnings
 from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, ModelMixin
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLModel
+from transformers.utils.logging import disable_progress_bar
 
 from h3.checkpoint import ModelFolder, save_denoiser
 from h3.config import DenoiserConfig
@@ -44,7 +46,9 @@ DENOISER = DenoiserConfig(
 def write_tiny(root: Path, seed: int) -> ModelFolder:
     """Write the model below `root` and return where its parts lie. The same seed gives the same bytes."""
     folder = ModelFolder.below(root)
-    with torch.random.fork_rng(devices=[]):
+    disable_progress_bar()
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # diffusers' audio autoencoder uses torch's old weight norm
         torch.manual_seed(seed)
         save_denoiser(Denoiser(DENOISER), folder.transformer, shards=3)
         _write_text_encoder(folder.text_encoder)

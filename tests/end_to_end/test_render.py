@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from redis import Redis
+from safetensors import safe_open
 
+from h3.provenance import sha256
 from jobs import events
 from jobs.client import Client
 from jobs.result import Result
@@ -126,13 +129,8 @@ def test_events_tell_the_phases_in_order(renders):
 
 
 def test_previews_are_pictures_and_the_last_checkpoint_holds_the_final_latents(renders):
-    from PIL import Image
-    from safetensors import safe_open
-
-    from h3.provenance import sha256
-
     previews = [event.key for event in renders.events[0] if isinstance(event, events.PreviewReady)]
-    assert [Image.open(renders.root / key).size for key in previews] == [(96, 64)] * 2
+    assert [picture_size(renders.root / key) for key in previews] == [(96, 64)] * 2
     last = [event.key for event in renders.events[0] if isinstance(event, events.CheckpointSaved)][-1]
     with safe_open(renders.root / last, framework="pt") as checkpoint:
         assert (checkpoint.metadata()["step"], checkpoint.metadata()["steps"]) == ("4", "4")
@@ -157,3 +155,8 @@ def test_the_report_records_what_the_bits_depend_on(renders):
 
 def test_any_rq_client_sees_the_truth(renders):
     assert [job.status() for job in renders.jobs] == ["finished"] * 3
+
+
+def picture_size(path):
+    with Image.open(path) as picture:
+        return picture.size
