@@ -17,10 +17,13 @@ from uuid import uuid4
 import structlog
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq import Queue, SimpleWorker
 from rq.exceptions import DeserializationError, NoSuchJobError, StopRequested
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
+from rq.utils import as_text
 from rq.worker import WorkerStatus
 
 from jobs import events
@@ -39,6 +42,7 @@ from worker.settings import WorkerSettings
 MOST_ATTEMPTS = 3
 ATTEMPTS_FIELD = "h3_attempts"  # on RQ's job hash, which keeps fields that it does not know
 _POLL_S = 0.1
+_RETRY_S = 1.0
 _IDLE_BEAT_S = 10.0
 
 log = structlog.get_logger()
@@ -73,25 +77,29 @@ class RenderWorker(SimpleWorker):
         self.set_state(WorkerStatus.IDLE)
         beat_at = 0.0
         while not self._stop_requested:
-            if time.monotonic() >= beat_at:
-                self.heartbeat()
-                beat_at = time.monotonic() + _IDLE_BEAT_S
-            if (taken := self._take()) is not None or timeout is None:
-                return taken
-            time.sleep(_POLL_S)
+            try:
+                if time.monotonic() >= beat_at:
+                    self.heartbeat()
+                    beat_at = time.monotonic() + _IDLE_BEAT_S
+                if (taken := self._take()) is not None or timeout is None:
+                    return taken
+                time.sleep(_POLL_S)
+            except (RedisConnectionError, RedisTimeoutError) as exc:
+                log.warning("Redis does not answer, trying again", error=str(exc))
+                time.sleep(_RETRY_S)
         raise StopRequested
 
     def _take(self) -> tuple[Job, Queue] | None:
         for queue in self.queues:
             # LMOVE, one queue at a time: what is taken is always in a list, whenever this process dies.
-            job_id = self.connection.lmove(queue.key, queue.intermediate_queue_key, "LEFT", "RIGHT")
-            if job_id is not None:
-                return self._fetch(job_id.decode(), queue)
+            while job_id := self.connection.lmove(queue.key, queue.intermediate_queue_key, "LEFT", "RIGHT"):
+                if (job := self._fetch(as_text(job_id), queue)) is not None:
+                    return job, queue
         return None
 
-    def _fetch(self, job_id: str, queue: Queue) -> tuple[Job, Queue] | None:
+    def _fetch(self, job_id: str, queue: Queue) -> Job | None:
         try:
-            return Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer), queue
+            return Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
         except NoSuchJobError:
             log.warning("job has no record, dropped from its queue", job_id=job_id)
             self.connection.lrem(queue.intermediate_queue_key, 0, job_id)
@@ -185,7 +193,7 @@ class RenderWorker(SimpleWorker):
         """First signal: finish the job, take no more. Second: give the job back now. Never raises."""
         self._stop_requested = True
         self._stop_signals += 1
-        if self._stop_signals > 1 and self.execution is not None:
+        if self._stop_signals == 2 and self.execution is not None:
             # In a thread: a handler must not wait, and the blocked stream wakes up when the fleet is gone.
             threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}).start()
 

@@ -1,5 +1,7 @@
 """What a worker does besides the plain render."""
 
+import signal
+
 from redis import Redis
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -11,6 +13,7 @@ from jobs.store import open_store
 from tests.end_to_end.conftest import run
 from tests.end_to_end.runners import MARKER, WATCHED_STORE
 from tests.servers import free_ports
+from worker.rq_worker import ATTEMPTS_FIELD
 
 SMALL = {"width": 64, "height": 64, "steps": 2, "seed": 1}
 
@@ -61,6 +64,21 @@ def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url
             assert reason in job.latest_result().exc_string
             [failed] = Client(redis).job(job_id).news()[-1:]
             assert reason in failed.reason
+
+
+def test_a_worker_told_twice_to_stop_gives_its_job_back_uncharged(redis_url, file_store_url, start_worker):
+    worker = start_worker("--url", redis_url, "--store", file_store_url)
+    with Redis.from_url(redis_url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL, "steps": 1000})
+        steps = (event for event in job.events(timeout_s=60) if isinstance(event, events.StepDone))
+        for _ in range(2):
+            next(steps), next(steps)  # so the first signal is handled when the second one is sent
+            worker.send_signal(signal.SIGTERM)
+        worker.wait(30)
+        assert worker.returncode == 0
+        assert job.status() == "queued"
+        assert redis.lrange("rq:queue:default", 0, -1) == [job.id.encode()]
+        assert redis.hget(f"rq:job:{job.id}", ATTEMPTS_FIELD) == b"0"
 
 
 def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):
