@@ -13,7 +13,6 @@ from jobs import embedded
 from jobs.client import Client, JobHandle
 from jobs.connection import connect
 from jobs.errors import JobFailed, JobsError
-from jobs.events import Finished
 from jobs.progress import describe, show
 from jobs.queues import QueueName
 from jobs.request import GenerateRequest
@@ -88,9 +87,7 @@ def watch(job_id: str, url: Url = None, store: StoreUrl = None) -> None:
 
 def follow(job: JobHandle, store: Store, while_waiting: Callable[[], None] = lambda: None) -> None:
     """Show progress; at the end print where video, report and playlist are. Raises JobFailed."""
-    last = show(job.events(while_waiting=while_waiting))
-    if not isinstance(last, Finished):
-        raise JobFailed(f"job {job.id} failed; `h3render status {job.id}` tells more")
+    job.conclude(show(job.events(while_waiting=while_waiting)))
     result = job.result(store)
     for name, key in (("video", result.video_key), ("report", result.report_key), ("playlist", result.playlist_key)):
         typer.echo(f"{name:<9} {store.url(key)}")

@@ -106,12 +106,16 @@ class JobHandle:
 
     def wait(self, *, timeout_s: float | None = None) -> Finished:
         """Block until the result is committed. Raises JobFailed with the reason, or TimeoutError."""
-        for event in self.events(timeout_s=timeout_s):
-            if isinstance(event, Failed):
-                raise JobFailed(f"job {self.id} failed in attempt {event.attempt}: {event.reason}")
-            if isinstance(event, Finished):
-                return event
-        raise JobFailed(f"job {self.id} ended without a word")
+        told = list(self.events(timeout_s=timeout_s))
+        return self.conclude(told[-1] if told else None)
+
+    def conclude(self, last: Event | None) -> Finished:
+        """What the last event means: the job finished. Raises JobFailed with the reason if it did not."""
+        if isinstance(last, Finished):
+            return last
+        if isinstance(last, Failed):
+            raise JobFailed(f"job {self.id} failed in attempt {last.attempt}: {last.reason}")
+        raise JobFailed(f"the events of job {self.id} stop before its end; `h3render status {self.id}` tells more")
 
     def result(self, store: Store) -> Result:
         """The committed result, from the store that the worker wrote to."""
