@@ -77,8 +77,8 @@ def preflight(runner: type[MGPURunner], setup: dict[str, object]) -> None:
 def make_controller(runner: type[MGPURunner], settings: WorkerSettings) -> MGPUController:
     """A fleet on every visible GPU, or on the CPU where there is none."""
     if use_gloo(settings.backend):
-        return MGPUController(runner, num_gpus=settings.world_size or CPU_WORLD_SIZE, backend="gloo")
-    return MGPUController(runner, num_gpus=settings.world_size)
+        return MGPUController(runner, num_gpus=settings.world_size or CPU_WORLD_SIZE, backend="gloo", outputs="cpu")
+    return MGPUController(runner, num_gpus=settings.world_size, outputs="cpu")
 
 
 def use_gloo(backend: Backend) -> bool:
