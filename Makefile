@@ -28,7 +28,7 @@ format: $(INSTALLED)
 
 # One denoise step of the untrained tiny model on this machine, as JSON.
 bench: $(INSTALLED)
-	@$(BIN)/h3render checkpoint tiny build/bench-checkpoint >/dev/null
+	@test -d build/bench-checkpoint || $(BIN)/h3render checkpoint tiny build/bench-checkpoint
 	@$(BIN)/h3render bench build/bench-checkpoint
 
 install: $(INSTALLED)

@@ -48,13 +48,32 @@ class ModelFolder:
         partition = root if (root / "transformer").is_dir() else root / PARTITION
         return cls(*(partition / field.name for field in fields(cls)))
 
-    def check(self) -> None:
-        """Check every part from its headers. Raises CheckpointError naming what is missing or cut short."""
-        DenoiserConfig.from_file(self.transformer / "config.json")
-        for part in (self.transformer, self.text_encoder, self.video_vae, self.audio_vae):
+    def check(self) -> DenoiserConfig:
+        """Check every part from its headers and return the denoiser's sizes.
+
+        Raises CheckpointError naming what is missing, cut short or of no use.
+        """
+        config = DenoiserConfig.from_file(self.transformer / "config.json")
+        _refuse_other_names(self.transformer, _wanted(config), find_tensors(self.transformer))
+        for part in (self.text_encoder, self.video_vae, self.audio_vae):
+            _require(part / "config.json")
             find_tensors(part)
-        if not (self.tokenizer / "tokenizer.json").is_file():
-            raise CheckpointError(f"{self.tokenizer / 'tokenizer.json'} is missing: fetch it again")
+        _require(self.tokenizer / "tokenizer.json")
+        return config
+
+    def digest(self) -> str:
+        """Identifies the whole model: its JSON files, and each tensor's name, size and first bytes.
+
+        A sample, because hashing 134 GB takes minutes and a changed weight file differs at the start of some tensor.
+        """
+        sha256 = hashlib.sha256()
+        for part in (getattr(self, field.name) for field in fields(self)):
+            for path in sorted(part.glob("*.json")):
+                sha256.update(path.read_bytes())
+        for part in (self.transformer, self.text_encoder, self.video_vae, self.audio_vae):
+            for name, tensor in sorted(find_tensors(part).items()):
+                sha256.update(f"{name} {tensor.end - tensor.begin}\n".encode() + _first_bytes(tensor))
+        return sha256.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +90,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
     Raises CheckpointError naming the file and, if it is cut short, the first tensor that is not whole.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: fetch it again")
+    _require(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -88,8 +106,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def _parse_header(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
     """Tensor name to its first byte and the one after its last, counted from the payload."""
     try:
-        entries = json.loads(header)
-        return {name: tuple(entry["data_offsets"]) for name, entry in entries.items() if name != "__metadata__"}
+        entries = [(name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"]
+        return {name: (int(begin), int(end)) for name, entry in entries for begin, end in [entry["data_offsets"]]}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise CheckpointError(f"{path} has a header that is not safetensors ({exc}): fetch it again") from exc
 
@@ -132,18 +150,21 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is not an index of shards ({exc!r}): fetch it again") from exc
 
 
-def digest(folder: Path) -> str:
-    """Identifies the weights of a folder: sha256 over each tensor's name, size and first bytes, in name order.
+def _first_bytes(tensor: StoredTensor) -> bytes:
+    with tensor.path.open("rb") as file:
+        file.seek(tensor.begin)
+        return file.read(min(_DIGEST_SAMPLE, tensor.end - tensor.begin))
 
-    A sample, because hashing 66 GB takes a minute and a changed weight file differs at the start of some tensor.
-    """
-    sha256 = hashlib.sha256()
-    for name, tensor in sorted(find_tensors(folder).items()):
-        sha256.update(f"{name} {tensor.end - tensor.begin}\n".encode())
-        with tensor.path.open("rb") as file:
-            file.seek(tensor.begin)
-            sha256.update(file.read(min(_DIGEST_SAMPLE, tensor.end - tensor.begin)))
-    return sha256.hexdigest()
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: fetch it again")
+
+
+def _wanted(config: DenoiserConfig) -> dict[str, Tensor]:
+    """Every tensor of a denoiser of that size, without memory."""
+    with torch.device("meta"):
+        return Denoiser(config).state_dict()
 
 
 def load_denoiser(folder: Path, device: torch.device) -> Denoiser:
@@ -156,7 +177,7 @@ def load_denoiser(folder: Path, device: torch.device) -> Denoiser:
     with torch.device("meta"):
         model = Denoiser(config)
     wanted = model.state_dict()
-    _refuse_other_names(folder, set(wanted), set(tensors))
+    _refuse_other_names(folder, wanted, tensors)
     for name, tensor in _stream(tensors, device):
         _refuse_other_form(tensors[name].path, name, tensor, wanted[name])
         weight = split_qkv(tensor, config) if name.endswith("qkv_proj.weight") else tensor
@@ -175,10 +196,10 @@ def _stream(tensors: dict[str, StoredTensor], device: torch.device) -> Iterator[
                 yield name, file.get_tensor(name)
 
 
-def _refuse_other_names(folder: Path, wanted: set[str], found: set[str]) -> None:
-    if missing := sorted(wanted - found):
+def _refuse_other_names(folder: Path, wanted: dict[str, Tensor], found: dict[str, StoredTensor]) -> None:
+    if missing := sorted(wanted.keys() - found.keys()):
         raise CheckpointError(f"{folder} lacks tensor {missing[0]} (and {len(missing) - 1} more)")
-    if unknown := sorted(found - wanted):
+    if unknown := sorted(found.keys() - wanted.keys()):
         raise CheckpointError(
             f"{folder} holds tensor {unknown[0]} (and {len(unknown) - 1} more) that H3 has no place for"
         )

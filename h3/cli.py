@@ -1,5 +1,7 @@
 """Commands about checkpoints."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,16 @@ checkpoint_app = typer.Typer(no_args_is_help=True, help="Write and check checkpo
 app.add_typer(checkpoint_app, name="checkpoint")
 
 
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Tell a person what is wrong, without a traceback, and exit 2."""
+    try:
+        yield
+    except (H3Error, OSError) as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(2) from exc
+
+
 @checkpoint_app.command("tiny")
 def write_tiny_checkpoint(
     folder: Annotated[Path, typer.Argument(help="Where to write it.")],
@@ -20,22 +32,20 @@ def write_tiny_checkpoint(
     """Write an untrained H3 of toy size, in the official layout: for trying things out; its picture is noise."""
     from h3.tiny import write_tiny
 
-    write_tiny(folder, seed)
+    with plain_errors():
+        write_tiny(folder, seed)
     typer.echo(folder)
 
 
 @checkpoint_app.command("check")
 def check_checkpoint(folder: Annotated[Path, typer.Argument(help="Root of a checkpoint.")]) -> None:
     """Check from the files' headers that nothing is missing or cut short."""
-    from h3.checkpoint import ModelFolder, digest
+    from h3.checkpoint import ModelFolder
 
-    try:
+    with plain_errors():
         parts = ModelFolder.below(folder)
         parts.check()
-        typer.echo(f"whole, digest {digest(parts.transformer)}")
-    except H3Error as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(2) from exc
+        typer.echo(f"whole, digest {parts.digest()}")
 
 
 @app.command()
@@ -56,4 +66,6 @@ def bench(
     from h3.sequence import Geometry
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    typer.echo(json.dumps(asdict(time_steps(checkpoint, Geometry(width, height, frames), steps, device)), indent=2))
+    with plain_errors():
+        timing = time_steps(checkpoint, Geometry(width, height, frames), steps, device)
+    typer.echo(json.dumps(asdict(timing), indent=2))

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from h3.partition import Partition
 
+# One collective under two names: torch 2.13 deprecates the old one, torch 2.9 lacks the new one.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 def scatter_heads(qkv: Tensor, tokens: Partition, heads: Partition, group: dist.ProcessGroup) -> Tensor:
     """Trade this rank's tokens for its heads, so that attention sees the whole sequence.
@@ -50,7 +53,7 @@ def gather_rows(part: Tensor, rows: list[int], group: dist.ProcessGroup) -> Tens
     padded = part.new_zeros(max(rows), *part.shape[1:])
     padded[: part.shape[0]] = part
     gathered = part.new_empty(len(rows), *padded.shape)
-    dist.all_gather_into_tensor(_as_bytes(gathered.flatten(0, 1)), _as_bytes(padded), group=group)
+    _all_gather(_as_bytes(gathered.flatten(0, 1)), _as_bytes(padded), group=group)
     return torch.cat([gathered[rank, :count] for rank, count in enumerate(rows)])
 
 

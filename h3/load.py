@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from h3.checkpoint import ModelFolder, digest, load_denoiser
+from h3.checkpoint import ModelFolder, load_denoiser
 from h3.model import Denoiser
 from h3.parallel.ulysses import shard_tokens
 from h3.text import TextEncoder, load_text_encoder
@@ -17,7 +17,7 @@ from h3.vae import AudioDecoder, VideoDecoder, load_audio_decoder, load_video_de
 class LoadedModel:
     """Everything that a rank holds in memory between jobs."""
 
-    digest: str  # of the denoiser's weights
+    digest: str  # of the whole model
     text: TextEncoder
     denoiser: Denoiser
     video: VideoDecoder
@@ -32,7 +32,7 @@ def load_model(root: Path, device: torch.device, group: dist.ProcessGroup) -> Lo
     if dist.get_world_size(group) > 1:
         shard_tokens(denoiser, group)
     return LoadedModel(
-        digest=digest(folder.transformer),
+        digest=folder.digest(),
         text=load_text_encoder(folder.text_encoder, folder.tokenizer, device),
         denoiser=denoiser,
         video=load_video_decoder(folder.video_vae, device),

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from h3.checkpoint import ModelFolder
 from h3.denoise import Denoising
-from h3.errors import CheckpointError
+from h3.errors import H3Error
 from h3.mp4 import SegmentWriter, remux
+from h3.partition import split_evenly
 from h3.provenance import Provenance, describe_device, sha256
 from h3.resume import save_progress
 from h3.sampler import Latents, initial_noise, make_schedule
@@ -42,11 +43,15 @@ class H3Runner(MGPURunner):
     _model: "LoadedModel"
 
     @classmethod
-    def preflight(cls, *, checkpoint: str) -> None:
-        """Check the checkpoint's files before any rank is started. Raises RunnerError naming file and tensor."""
+    def preflight(cls, world_size: int, *, checkpoint: str) -> None:
+        """Check the checkpoint's files, and that every rank gets a head, before any rank is started.
+
+        Raises RunnerError naming file and tensor, or the numbers.
+        """
         try:
-            ModelFolder.below(Path(checkpoint)).check()
-        except CheckpointError as exc:
+            config = ModelFolder.below(Path(checkpoint)).check()
+            split_evenly(config.num_attention_heads, world_size, what="attention heads")
+        except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
     @torch.inference_mode()

@@ -14,6 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from h3.errors import ConfigError
+
 FPS = 24
 AUDIO_RATE_HZ = 32_000
 AUDIO_LATENTS_PER_SECOND = 40
@@ -74,11 +76,18 @@ def clip_spans(spans: list[Span], owned: slice) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of the latents that a width, height and frame count give. Sides in pixels, multiples of 32."""
+    """Sizes of the latents that a width, height and frame count give. Raises ConfigError if the model has none."""
 
-    width: int
+    width: int  # pixels, a multiple of 32
     height: int
     frames: int  # 17n + 5, n >= 1
+
+    def __post_init__(self) -> None:
+        side = PIXELS_PER_LATENT * LATENTS_PER_TOKEN
+        if min(self.width, self.height) < side or self.width % side or self.height % side:
+            raise ConfigError(f"{self.width}x{self.height} pixels: both sides must be multiples of {side}")
+        if self.clips < 1 or self.frames % CLIP_FRAMES != TAIL_FRAMES:
+            raise ConfigError(f"{self.frames} frames: must be {CLIP_FRAMES}n + {TAIL_FRAMES}, n >= 1")
 
     @property
     def clips(self) -> int:

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from h3.checkpoint import ModelFolder, save_denoiser
 from h3.config import DenoiserConfig
+from h3.errors import CheckpointError
 from h3.model import MODEL_DTYPE, Denoiser
 from h3.text import LAYER_KEY
 
@@ -44,8 +45,13 @@ DENOISER = DenoiserConfig(
 
 
 def write_tiny(root: Path, seed: int) -> ModelFolder:
-    """Write the model below `root` and return where its parts lie. The same seed gives the same bytes."""
+    """Write the model below `root` and return where its parts lie. The same seed gives the same bytes.
+
+    Raises CheckpointError if there is a checkpoint already.
+    """
     folder = ModelFolder.below(root)
+    if folder.transformer.exists():
+        raise CheckpointError(f"{root} holds a checkpoint: name a new folder, or delete that one first")
     disable_progress_bar()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers' audio autoencoder uses torch's old weight norm

@@ -4,15 +4,15 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
-from pydantic import SecretStr
+from pydantic import ValidationError
 
 from jobs import embedded
 from jobs.client import Client, JobHandle
 from jobs.connection import connect
-from jobs.errors import JobFailed, JobsError
+from jobs.errors import JobFailed, JobsError, SettingsInvalid
 from jobs.progress import describe, show
 from jobs.queues import QueueName
 from jobs.request import GenerateRequest
@@ -23,6 +23,7 @@ app = typer.Typer()
 redis_app = typer.Typer(no_args_is_help=True, help="The embedded Redis of this user.")
 app.add_typer(redis_app, name="redis")
 
+Settings = TypeVar("Settings", bound=ClientSettings)
 Url = Annotated[str | None, typer.Option("--url", help="Redis URL [env: REDIS_URL; else the embedded one]")]
 StoreUrl = Annotated[
     str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix [env: H3_STORE_URL]")
@@ -40,10 +41,24 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(1 if isinstance(exc, JobFailed) else 2) from exc
 
 
-def settings_with(url: str | None, store: str | None) -> ClientSettings:
-    """The environment's settings, overridden by flags."""
-    changes = {"redis_url": SecretStr(url) if url else None, "store_url": store}
-    return ClientSettings().model_copy(update={name: value for name, value in changes.items() if value is not None})
+def read_settings(kind: type[Settings], **flags: object) -> Settings:
+    """The environment's settings, overridden by the flags that were given. Raises SettingsInvalid."""
+    try:
+        given = {name: value for name, value in flags.items() if value is not None}
+        return kind(**given)  # type: ignore[arg-type]  # pydantic checks them
+    except ValidationError as exc:
+        lines = [f"{_variable(kind, e['loc'])} {e['input']!r}: {e['msg'].lower()}" for e in exc.errors()]
+        raise SettingsInvalid("\n".join(lines)) from exc
+
+
+def _variable(kind: type[ClientSettings], location: tuple[int | str, ...]) -> str:
+    """What a person calls a setting: its variable in the environment."""
+    name = str(location[0])
+    return name if name.isupper() else f"{kind.model_config['env_prefix']}{name}".upper()
+
+
+def client_settings(url: str | None, store: str | None) -> ClientSettings:
+    return read_settings(ClientSettings, redis_url=url, store_url=store)
 
 
 @app.command()
@@ -65,23 +80,36 @@ def submit(
     store: StoreUrl = None,
 ) -> None:
     """Queue a render and print its id."""
-    fields = {name: value for name, value in locals().items() if name in GenerateRequest.model_fields}
-    given = {name: value for name, value in fields.items() if value is not None}
-    settings = settings_with(url, store)
+    fields = {
+        "prompt": prompt,
+        "width": width,
+        "height": height,
+        "aspect": aspect,
+        "short_side": short_side,
+        "frames": frames,
+        "seconds": seconds,
+        "steps": steps,
+        "seed": seed,
+        "preview_every": preview_every,
+        "checkpoint_every": checkpoint_every,
+    }
     with plain_errors():
-        request = GenerateRequest.parse(given)
-        opened = open_store(settings.store_url)
+        settings = client_settings(url, store)
+        request = GenerateRequest.parse({name: value for name, value in fields.items() if value is not None})
+        opened = open_store(settings.store_url) if watch else None
         job = Client(connect(settings)).submit(request, queue=queue)
         typer.echo(job.id)
-        if watch:
+        if opened is not None:
             follow(job, opened)
+        else:
+            typer.echo(describe(job.news()[0]), err=True)  # what sizes snapped to, which seed was drawn
 
 
 @app.command()
 def watch(job_id: str, url: Url = None, store: StoreUrl = None) -> None:
     """Follow a job to its end, from its first event."""
-    settings = settings_with(url, store)
     with plain_errors():
+        settings = client_settings(url, store)
         follow(Client(connect(settings)).job(job_id), open_store(settings.store_url))
 
 
@@ -97,7 +125,7 @@ def follow(job: JobHandle, store: Store, while_waiting: Callable[[], None] = lam
 def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
     """Where a job stands, and what was last told about it."""
     with plain_errors():
-        job = Client(connect(settings_with(url, None))).job(job_id)
+        job = Client(connect(client_settings(url, None))).job(job_id)
         news = job.news()
     if as_json:
         typer.echo(json.dumps({"id": job.id, "status": job.status(), "events": [e.model_dump() for e in news]}))
@@ -110,9 +138,8 @@ def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
 @redis_app.command("status")
 def redis_status() -> None:
     """Whether it runs, and where."""
-    place = _place()
     with plain_errors():
-        server = embedded.find_running(**place)
+        server = embedded.find_running(**_place())
     typer.echo(f"{server.version}, pid {server.pid}, unix://{server.socket}" if server else "not running")
 
 
@@ -125,5 +152,5 @@ def redis_stop() -> None:
 
 
 def _place() -> dict[str, Path | None]:
-    settings = ClientSettings()
+    settings = client_settings(None, None)
     return {"state_folder": settings.state_dir, "runtime_folder": settings.runtime_dir}

@@ -21,9 +21,11 @@ from jobs.result import Result, result_key
 from jobs.settings import ClientSettings
 from jobs.store import Store
 
+ENDED = {"finished", "failed", "stopped", "canceled"}  # RQ's words
+
 
 class Client:
-    """Talks to one queue. Safe to share between threads."""
+    """Talks to the queues of one Redis. Safe to share between threads."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -35,9 +37,7 @@ class Client:
         settings = ClientSettings() if url is None else ClientSettings(REDIS_URL=SecretStr(url))
         return cls(connect(settings))
 
-    def submit(
-        self, request: GenerateRequest | Mapping[str, object], *, queue: QueueName = QueueName.DEFAULT
-    ) -> "JobHandle":
+    def submit(self, request: GenerateRequest | Mapping[str, object], *, queue: str = QueueName.DEFAULT) -> "JobHandle":
         """Queue a render. The handle's request tells what sizes snapped to and which seed was drawn.
 
         Raises RequestInvalid before anything is queued.
@@ -45,7 +45,7 @@ class Client:
         checked = request if isinstance(request, GenerateRequest) else GenerateRequest.parse(request)
         resolved = checked.resolve()
         job_id = uuid4().hex
-        with redis_errors("the queue"):
+        with redis_errors():
             # First the event, so that its log begins with it however fast a worker is.
             self._events.append(job_id, Queued(queue=queue, request=resolved))
             open_queue(queue, self._redis).enqueue_call(
@@ -77,7 +77,7 @@ class JobHandle:
     def status(self) -> str:
         """RQ's word for where the job is: queued, started, finished, failed, ... Raises JobNotFound."""
         try:
-            with redis_errors("the queue"):
+            with redis_errors():
                 job = Job.fetch(self.id, connection=self._redis, serializer=JSONSerializer)
                 return str(job.get_status(refresh=False).value)
         except NoSuchJobError as exc:
@@ -88,14 +88,26 @@ class JobHandle:
     ) -> Iterator[Event]:
         """Every event from the first, then live, up to the last.
 
-        Calls `while_waiting` about once a second; what it raises ends the wait. Raises TimeoutError after `timeout_s`.
+        Ends without a last one if the job has ended and nobody is left to tell it. Calls `while_waiting` about once a
+        second while nothing is new; what it raises ends the wait. Raises TimeoutError after `timeout_s`.
         """
-        with redis_errors("the queue"):
-            yield from self._log.follow(self.id, timeout_s=timeout_s, while_waiting=while_waiting)
+
+        def is_over() -> bool:
+            while_waiting()
+            return self._has_ended()
+
+        with redis_errors():
+            yield from self._log.follow(self.id, timeout_s=timeout_s, is_over=is_over)
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.status() in ENDED
+        except JobNotFound:
+            return True
 
     def news(self) -> list[Event]:
         """What has been told so far, without waiting."""
-        with redis_errors("the queue"):
+        with redis_errors():
             return self._log.read(self.id)
 
     def request(self) -> ResolvedRequest:

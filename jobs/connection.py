@@ -4,20 +4,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from redis import Redis
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from jobs import embedded
 from jobs.errors import RedisUnavailable
 from jobs.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0  # longer than any blocking read of ours
 
 
 def connect(settings: ClientSettings) -> Redis:
     """A client that has answered. Raises RedisUnavailable with the remedy."""
     url = redis_url(settings)
-    with redis_errors(shown(url)):
-        redis = Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT_S)
+    try:
+        redis = Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S)
+    except ValueError as exc:
+        raise RedisUnavailable(
+            f"{shown(url)} is not a Redis URL ({exc}): write redis://host:port/0, rediss://... or unix:///path"
+        ) from exc
+    with redis_errors(f"Redis at {shown(url)}"):
         redis.ping()
     return redis
 
@@ -30,20 +36,20 @@ def redis_url(settings: ClientSettings) -> str:
 
 
 @contextmanager
-def redis_errors(where: str) -> Iterator[None]:
-    """Turn the library's errors, and a URL that it cannot read, into RedisUnavailable."""
+def redis_errors(where: str = "Redis") -> Iterator[None]:
+    """Turn the library's errors into RedisUnavailable."""
     try:
         yield
-    except (AuthenticationError, ResponseError) as exc:
-        raise RedisUnavailable(f"Redis at {where} refuses us ({exc}): check user and password in REDIS_URL") from exc
+    except (AuthenticationError, NoPermissionError) as exc:
+        raise RedisUnavailable(f"{where} refuses us ({exc}): check user, password and ACL of REDIS_URL") from exc
+    except ResponseError as exc:
+        raise RedisUnavailable(
+            f"{where} refuses a command ({exc}): see its memory, and whether it is a replica"
+        ) from exc
     except RedisError as exc:
         raise RedisUnavailable(
-            f"Redis at {where} does not answer ({exc}): start it, or correct REDIS_URL, "
+            f"{where} does not answer ({exc}): start it, or correct REDIS_URL, "
             "or leave REDIS_URL unset to use the embedded one"
-        ) from exc
-    except ValueError as exc:
-        raise RedisUnavailable(
-            f"{where} is not a Redis URL ({exc}): write redis://host:port/0, rediss://... or unix:///path"
         ) from exc
 
 

@@ -169,7 +169,7 @@ class _Place:
 
     def prepare(self) -> None:
         self.data_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.runtime_folder.mkdir(mode=0o700, exist_ok=True)
+        self.runtime_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_private(self.runtime_folder)
 
     def running_pid(self) -> int | None:
@@ -267,7 +267,7 @@ def _default_state_folder() -> Path:
     try:
         return Path.home() / ".local" / "state"
     except RuntimeError as error:
-        raise RedisUnavailable(f"no folder for the queue's data: {error}; set XDG_STATE_HOME or REDIS_URL") from error
+        raise RedisUnavailable(f"no folder for the queue's data: {error}; set H3_STATE_DIR or REDIS_URL") from error
 
 
 def _check_private(folder: Path) -> None:
@@ -305,6 +305,6 @@ def _file_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise RedisUnavailable(
-            f"no Redis server can be started here: {error}; set XDG_STATE_HOME to a folder that may be written, "
-            "or set REDIS_URL"
+            f"no Redis server can be started here: {error}; set H3_STATE_DIR and H3_RUNTIME_DIR to folders that "
+            "may be written, or set REDIS_URL"
         ) from error

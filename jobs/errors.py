@@ -2,6 +2,7 @@
 
 JobsError
 ├── RequestInvalid    a field of the request is wrong          -> nothing was queued
+├── SettingsInvalid   a flag or variable is wrong
 ├── JobNotFound       no job has this id
 ├── JobFailed         the job ended without a result
 ├── RedisUnavailable  the queue does not answer
@@ -18,6 +19,10 @@ class JobsError(Exception):
 
 class RequestInvalid(JobsError):
     """Fields of a request are wrong; each line of the text names one, its value and the remedy."""
+
+
+class SettingsInvalid(JobsError):
+    """A flag or a variable of the environment has a value that does not do."""
 
 
 class JobNotFound(JobsError):

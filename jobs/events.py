@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from redis import Redis
 
 from jobs.request import ResolvedRequest
@@ -73,7 +73,7 @@ class CheckpointSaved(_Event):
 
 
 class StreamOpened(_Event):
-    """The playlist is in the store; players can open it."""
+    """The decode begins; the playlist will be at `playlist_key` with its first segment."""
 
     kind: Literal["stream_opened"] = "stream_opened"
     segments: int
@@ -158,25 +158,29 @@ class EventLog:
     def read(self, job_id: str) -> list[Event]:
         """What has been told so far."""
         entries = cast(list[_Entry], self._redis.xrange(EVENTS_KEY.format(job_id=job_id)))
-        return [_decode(fields) for _, fields in entries]
+        return [event for _, fields in entries if (event := _decode(fields)) is not None]
 
     def follow(
-        self, job_id: str, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None
+        self, job_id: str, *, timeout_s: float | None = None, is_over: Callable[[], bool] = lambda: False
     ) -> Iterator[Event]:
         """Every event from the first, then live, up to the last one.
 
-        Calls `while_waiting` now and then; what it raises ends the wait. Raises TimeoutError after `timeout_s`.
+        Asks `is_over` whenever nothing new came for a second; when it says so, nothing more is waited for. Raises
+        TimeoutError after `timeout_s`.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        after = b"0"
+        after, over = b"0", False
         while True:
-            while_waiting()
-            for event_id, fields in self._await(job_id, after, _time_left(job_id, deadline)):
+            entries = self._await(job_id, after, 0.0 if over else _time_left(job_id, deadline))
+            if over and not entries:
+                return
+            over = not entries and is_over()
+            for event_id, fields in entries:
                 after = event_id
-                event = _decode(fields)
-                yield event
-                if event.is_last:
-                    return
+                if (event := _decode(fields)) is not None:
+                    yield event
+                    if event.is_last:
+                        return
 
     def _await(self, job_id: str, after: bytes, block_s: float) -> list["_Entry"]:
         """Entries after an id; waits up to `block_s` for the first."""
@@ -188,8 +192,12 @@ class EventLog:
 _Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields
 
 
-def _decode(fields: dict[bytes, bytes]) -> Event:
-    return _EVENT.validate_json(fields[b"event"])
+def _decode(fields: dict[bytes, bytes]) -> Event | None:
+    """The event, or None for a kind that only a newer version knows."""
+    try:
+        return _EVENT.validate_json(fields[b"event"])
+    except ValidationError:
+        return None
 
 
 def _time_left(job_id: str, deadline: float | None) -> float:

@@ -9,9 +9,9 @@ from jobs import events
 from jobs.events import Event
 
 
-def show(stream: Iterable[Event]) -> Event | None:
+def show(stream: Iterable[Event], console: Console | None = None) -> Event | None:
     """Draw events until they end and return the last one."""
-    console = Console(stderr=True)
+    console = console or Console(stderr=True)
     return _draw_bars(stream, console) if console.is_terminal else _print_lines(stream, console)
 
 

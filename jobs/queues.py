@@ -20,5 +20,6 @@ class QueueName(StrEnum):
     BATCH = "batch"
 
 
-def open_queue(name: QueueName, redis: Redis) -> Queue:
+def open_queue(name: str, redis: Redis) -> Queue:
+    """RQ's queue of that name, which carries JSON."""
     return Queue(name, connection=redis, serializer=JSONSerializer)

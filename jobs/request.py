@@ -6,6 +6,7 @@ which snap to what the model can do. `ResolvedRequest` is what travels in the qu
 
 import difflib
 import math
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Self
@@ -54,8 +55,8 @@ def _check_frames(frames: int) -> int:
 
 
 def _check_aspect(aspect: str) -> str:
-    width, _, height = aspect.partition(":")
-    if not (width.isdecimal() and height.isdecimal() and 0.25 <= int(width) / max(int(height), 1) <= 4):
+    match = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", aspect, re.ASCII)
+    if not (match and 0.25 <= int(match[1]) / int(match[2]) <= 4):
         raise ValueError("is not an aspect from 1:4 to 4:1; write it like 16:9")
     return aspect
 

@@ -25,7 +25,9 @@ def default_cache_dir() -> Path:
 class ClientSettings(BaseSettings):
     """Variables named in upper case with the prefix H3_, unless an alias is given."""
 
-    model_config = SettingsConfigDict(env_prefix="H3_", frozen=True, extra="ignore", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix="H3_", frozen=True, extra="ignore", env_ignore_empty=True, populate_by_name=True
+    )
 
     # A URL may hold a password, so it is never shown whole.
     redis_url: SecretStr | None = Field(None, validation_alias="REDIS_URL")  # else the embedded server

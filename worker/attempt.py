@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs.events import Event, Finished
 from jobs.request import ResolvedRequest
-from worker.errors import AttemptLost, Interrupted, RequestRefused, WorkerError
+from worker.errors import AttemptLost, Interrupted, RequestRefused
 from worker.items import Item
 from worker.mgpu import (
     AsymmetricRunnerError,
@@ -28,7 +28,7 @@ def run_attempt(
 ) -> Finished:
     """Render the request; `tell` gets an event for each item in the store, except the last, which is returned.
 
-    Raises RequestRefused, AttemptLost, Interrupted, UploadFailed or Superseded.
+    Raises RequestRefused, AttemptLost, Interrupted or UploadFailed.
     """
     with tempfile.TemporaryDirectory(prefix="h3render-", dir=spool) as work_dir:
         stream = controller.stream(request=request, work_dir=work_dir)
@@ -51,8 +51,8 @@ def _ship(stream: Stream, outputs: Outputs, tell: Callable[[Event], None]) -> Fi
                 finished = event
             else:
                 tell(event)
-    except WorkerError as exc:
-        # Nobody wants the rest of the render: let the ranks stop together, and keep them.
+    except Exception as exc:
+        # Whatever it is, nobody wants the rest of the render: let the ranks stop together, and keep them.
         stream.request_stop(type(exc).__name__)
         raise
     finally:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import SecretStr
 
-from jobs.cli import StoreUrl, Url, plain_errors
-from worker.errors import FleetNotStarted, StartRefused
+from jobs.cli import StoreUrl, Url, plain_errors, read_settings
+from jobs.queues import QueueName
+from worker.errors import StartRefused, WorkerError
 from worker.settings import Backend, WorkerSettings
 
 app = typer.Typer()
@@ -23,6 +23,9 @@ def worker(
     ranks: Annotated[int | None, typer.Option(help="Rank processes [env: H3_WORLD_SIZE; else one a GPU]")] = None,
     backend: Annotated[Backend | None, typer.Option(help="[env: H3_BACKEND]")] = None,
     runner: Annotated[str | None, typer.Option(help="module:class [env: H3_RUNNER]")] = None,
+    queue: Annotated[
+        list[str] | None, typer.Option(help="Served in this order; repeatable [default: high, default, batch]")
+    ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="End when the queues are empty.")] = False,
     url: Url = None,
     store: StoreUrl = None,
@@ -31,22 +34,18 @@ def worker(
     from worker.logs import configure_logs
     from worker.serve import serve
 
-    settings = settings_with(
-        model_path=checkpoint,
-        world_size=ranks,
-        backend=backend,
-        runner=runner,
-        redis_url=SecretStr(url) if url else None,
-        store_url=store,
-    )
-    configure_logs(settings.log_format)
     with plain_errors(), start_refusals():
-        serve(settings, burst=burst)
-
-
-def settings_with(**flags: object) -> WorkerSettings:
-    """The environment's settings, overridden by the flags that were given."""
-    return WorkerSettings().model_copy(update={name: value for name, value in flags.items() if value is not None})
+        settings = read_settings(
+            WorkerSettings,
+            model_path=checkpoint,
+            world_size=ranks,
+            backend=backend,
+            runner=runner,
+            redis_url=url,
+            store_url=store,
+        )
+        configure_logs(settings.log_format)
+        serve(settings, queue or list(QueueName), burst=burst)
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def start_refusals() -> Iterator[None]:
     """Say why there is no worker, without a traceback of ours: exit 2 for what a person can mend, else 1."""
     try:
         yield
-    except (StartRefused, FleetNotStarted) as exc:
+    except WorkerError as exc:
         typer.echo(str(exc), err=True)
         raise typer.Exit(2 if isinstance(exc, StartRefused) else 1) from exc
 
@@ -65,7 +64,7 @@ def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and hea
     from worker.demo import run_demo
 
     with plain_errors(), start_refusals():
-        run_demo(prompt)
+        run_demo(read_settings(WorkerSettings), prompt)
 
 
 @app.command()
@@ -74,7 +73,9 @@ def doctor(url: Url = None, store: StoreUrl = None) -> None:
     from worker.doctor import examine
 
     failed = 0
-    for finding in examine(settings_with(redis_url=SecretStr(url) if url else None, store_url=store)):
+    with plain_errors():
+        settings = read_settings(WorkerSettings, redis_url=url, store_url=store)
+    for finding in examine(settings):
         failed += bool(finding.remedy)
         typer.echo(f"{'FAIL' if finding.remedy else 'ok':<5} {finding.subject:<17} {finding.found}")
         if finding.remedy:

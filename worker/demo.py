@@ -1,39 +1,47 @@
 """The demo: one clip from a prompt, through the real queue, a real worker process and the real store."""
 
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import typer
 
 from jobs.cli import follow
 from jobs.client import Client
-from jobs.connection import connect, redis_url
+from jobs.connection import connect
+from jobs.queues import open_queue
 from jobs.request import GenerateRequest
 from jobs.store import open_store
 from worker.errors import StartRefused
 from worker.settings import WorkerSettings
 
 CLIP = {"width": 256, "height": 160, "frames": 39, "steps": 8, "preview_every": 3, "checkpoint_every": 4}
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 20
 
 
-def run_demo(prompt: str) -> None:
+def run_demo(settings: WorkerSettings, prompt: str) -> None:
     """Render `prompt` with the untrained tiny model and print where the results are.
 
     Raises what a client raises, and StartRefused with the end of the worker's log if it stops early.
     """
-    settings = WorkerSettings()
     request = GenerateRequest.parse({"prompt": prompt, **CLIP})
     store = open_store(settings.store_url)
-    client = Client(connect(settings))
+    redis = connect(settings)
+    # A queue of its own: the untrained model must never take anybody's real job.
+    queue = f"demo-{uuid4().hex}"
     settings.cache_dir.mkdir(parents=True, exist_ok=True)
-    log = settings.cache_dir / "demo-worker.log"
-    with _worker(settings, _tiny_checkpoint(settings.cache_dir), log) as check_alive:
-        follow(client.submit(request), store, while_waiting=check_alive)
+    log = settings.cache_dir / f"{queue}.log"
+    try:
+        with _worker(queue, _tiny_checkpoint(settings.cache_dir), log) as check_alive:
+            follow(Client(redis).submit(request, queue=queue), store, while_waiting=check_alive)
+    finally:
+        open_queue(queue, redis).delete()
     typer.echo(f"log       {log}")
     typer.echo("The demo's model is untrained: its picture is noise. Everything around it is real.")
 
@@ -42,17 +50,19 @@ def _tiny_checkpoint(cache_dir: Path) -> Path:
     """Where the untrained model lies; written at the first run."""
     folder = cache_dir / "tiny-checkpoint"
     if not folder.exists():
-        partial = folder.with_suffix(".partial")
+        partial = Path(tempfile.mkdtemp(prefix="tiny-checkpoint-", dir=cache_dir)) / "model"
         subprocess.run(_command("checkpoint", "tiny", str(partial)), check=True, stdout=subprocess.DEVNULL)  # noqa: S603
-        partial.rename(folder)
+        with suppress(OSError):  # another demo has finished its own first; the bytes are the same
+            partial.rename(folder)
+        shutil.rmtree(partial.parent)
     return folder
 
 
 @contextmanager
-def _worker(settings: WorkerSettings, checkpoint: Path, log: Path) -> Iterator[Callable[[], None]]:
+def _worker(queue: str, checkpoint: Path, log: Path) -> Iterator[Callable[[], None]]:
     """A worker process that ends with the block. Yields what raises StartRefused once it has ended by itself."""
-    url = redis_url(settings)
-    command = _command("worker", "--checkpoint", str(checkpoint), "--url", url, "--store", settings.store_url)
+    # Redis and store come from the environment that both share: a URL may hold a password, a command line is public.
+    command = _command("worker", "--checkpoint", str(checkpoint), "--queue", queue)
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
 
         def check_alive() -> None:
@@ -65,8 +75,16 @@ def _worker(settings: WorkerSettings, checkpoint: Path, log: Path) -> Iterator[C
         try:
             yield check_alive
         finally:
-            process.terminate()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask twice, as the worker gives its job back at the second time, then insist."""
+    for ask in (process.terminate, process.terminate, process.kill):
+        ask()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
+            return
 
 
 def _command(*arguments: str) -> list[str]:

@@ -4,14 +4,14 @@ import importlib.metadata
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from redis import Redis
-from redis.exceptions import RedisError
 
-from jobs.connection import connect
+from jobs.connection import connect, redis_errors
 from jobs.errors import JobsError
 from jobs.store import open_store
 from worker.settings import WorkerSettings
@@ -40,7 +40,7 @@ def examine(settings: WorkerSettings) -> Iterator[Finding]:
     yield _gpus()
     yield from _redis(settings)
     yield _store(settings)
-    yield _disk("disk for outputs", settings.spool_dir or Path("/tmp"), LEAST_DISK_BYTES)  # noqa: S108
+    yield _disk("disk for outputs", settings.spool_dir or Path(tempfile.gettempdir()), LEAST_DISK_BYTES)
     yield _disk("shared memory", SHM, LEAST_SHM_BYTES)
 
 
@@ -69,7 +69,7 @@ def _gpus() -> Finding:
 
 def _redis(settings: WorkerSettings) -> Iterator[Finding]:
     try:
-        with connect(settings) as redis:
+        with connect(settings) as redis, redis_errors():
             yield _redis_version(redis)
             yield _redis_eviction(redis)
     except JobsError as exc:
@@ -77,12 +77,10 @@ def _redis(settings: WorkerSettings) -> Iterator[Finding]:
 
 
 def _redis_version(redis: Redis) -> Finding:
-    try:
-        version = str(redis.info("server")["redis_version"])
-    except RedisError as exc:
-        return Finding("redis", f"INFO is refused: {exc}", "give this user +info")
+    server = redis.info("server")
+    version = str(server["redis_version"])
     remedy = "" if _numbers(version) >= OLDEST_REDIS else "use Redis 6.2 or newer, or Valkey"
-    return Finding("redis", version, remedy)
+    return Finding("redis", f"{server.get('server_name', 'redis')}, speaks {version}", remedy)
 
 
 def _redis_eviction(redis: Redis) -> Finding:

@@ -5,9 +5,9 @@ WorkerError
 ├── AttemptLost      the attempt is gone, the job is not          -> back to the head of its queue, new fleet
 ├── Interrupted      this worker was told to stop                 -> back to the head of its queue, uncharged
 ├── UploadFailed     the store keeps refusing                     -> job fails, its pieces are kept, fleet stays
-├── Superseded       another attempt has committed the result     -> discarded, fleet stays
 ├── StartRefused     this machine cannot serve jobs as configured -> the command ends before it takes one
-└── FleetNotStarted  the ranks did not come up                    -> the command ends before it takes one
+├── FleetNotStarted  the ranks did not come up                    -> the command ends before it takes one
+└── WorkLoopBroken   RQ's loop ended without being told to        -> the command fails
 """
 
 
@@ -42,13 +42,13 @@ class UploadFailed(WorkerError):
     """The object store refused a piece of the output."""
 
 
-class Superseded(WorkerError):
-    """The result of this job was committed by another attempt."""
-
-
 class StartRefused(WorkerError):
     """A setting, the checkpoint, the queue or the store does not do; the text gives the remedy."""
 
 
 class FleetNotStarted(WorkerError):
     """A rank raised, died or was too slow before it was ready."""
+
+
+class WorkLoopBroken(WorkerError):
+    """RQ's loop swallows what it does not expect and returns as if all were well."""

@@ -6,8 +6,10 @@ import sys
 import structlog
 from structlog.typing import Processor
 
+from worker.settings import LogFormat
 
-def configure_logs(log_format: str, level: int = logging.INFO) -> None:
+
+def configure_logs(log_format: LogFormat, level: int = logging.INFO) -> None:
     """Send structlog and the standard library (RQ, boto3, torch) through the same renderer."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -21,12 +23,12 @@ def configure_logs(log_format: str, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    formatter = structlog.stdlib.ProcessorFormatter(processor=_renderer(log_format), foreign_pre_chain=shared)
-    handler.setFormatter(formatter)
+    rendering = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(log_format)]
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=rendering, foreign_pre_chain=shared))
     logging.basicConfig(handlers=[handler], level=level, force=True)
 
 
-def _renderer(log_format: str) -> Processor:
-    if log_format == "json" or (log_format == "auto" and not sys.stderr.isatty()):
-        return structlog.processors.JSONRenderer()
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+def _rendering(log_format: LogFormat) -> list[Processor]:
+    if log_format is LogFormat.JSON or (log_format is LogFormat.AUTO and not sys.stderr.isatty()):
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]

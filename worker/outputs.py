@@ -12,7 +12,7 @@ from jobs.request import ResolvedRequest
 from jobs.result import Result, StoredPiece, result_key
 from jobs.store import Store
 from worker import items
-from worker.errors import Superseded, UploadFailed
+from worker.errors import UploadFailed
 from worker.playlist import PlaylistSegment, render_playlist
 
 MP4, PNG, JSON = "video/mp4", "image/png", "application/json"
@@ -40,12 +40,10 @@ class Outputs:
     def publish(self, item: items.Item) -> events.Event:
         """Upload what the item carries, delete the local file, and say what there is now.
 
-        Raises UploadFailed, or Superseded when another attempt has committed the result.
+        Raises UploadFailed.
         """
         try:
             return self._publish(item)
-        except ObjectExists as exc:
-            raise Superseded(f"job {self._job_id} has a result already; attempt {self._attempt} is discarded") from exc
         except StoreUnavailable as exc:
             raise UploadFailed(str(exc)) from exc
 
@@ -85,14 +83,24 @@ class Outputs:
             playlist_key=self._key(PLAYLIST_NAME),
             pieces=sorted(self._pieces.values(), key=lambda piece: piece.key),
         )
+        return self._finished(self._commit_once(result))
+
+    def _commit_once(self, result: Result) -> Result:
+        """Write the marker; if another attempt was first, its result is the job's and ours is discarded."""
         key = result_key(self._job_id)
-        self._store.put_once(key, result.model_dump_json(indent=2).encode(), content_type=JSON)
+        try:
+            self._store.put_once(key, result.model_dump_json(indent=2).encode(), content_type=JSON)
+        except ObjectExists:
+            return Result.model_validate_json(self._store.get(key))
+        return result
+
+    def _finished(self, result: Result) -> events.Finished:
         return events.Finished(
-            attempt=self._attempt,
+            attempt=result.attempt,
             store_url=self._store_url,
-            result_key=key,
-            video_key=video_key,
-            report_key=report_key,
+            result_key=result_key(self._job_id),
+            video_key=result.video_key,
+            report_key=result.report_key,
             playlist_key=result.playlist_key,
         )
 

@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 from uuid import uuid4
 
 import structlog
@@ -29,21 +30,27 @@ from rq.worker import WorkerStatus
 from jobs import events
 from jobs.errors import RequestInvalid
 from jobs.events import EventLog
-from jobs.queues import JOB_FUNCTION, QueueName, open_queue
+from jobs.queues import JOB_FUNCTION, open_queue
 from jobs.request import ResolvedRequest, parse_resolved
 from jobs.store import Store
 from worker.attempt import run_attempt
-from worker.errors import RequestRefused, Superseded, WorkerError
+from worker.errors import AttemptLost, RequestRefused, WorkerError
 from worker.heartbeat import LEASE_S, Heartbeat
 from worker.mgpu import MGPUController
 from worker.outputs import Outputs
 from worker.settings import WorkerSettings
 
-MOST_ATTEMPTS = 3
-ATTEMPTS_FIELD = "h3_attempts"  # on RQ's job hash, which keeps fields that it does not know
+MOST_LOST_ATTEMPTS = 3
+# On RQ's job hash, which keeps fields that it does not know.
+ATTEMPTS_FIELD = "h3_attempts"  # begun
+LOST_FIELD = "h3_lost_attempts"  # lost by the job's or the fleet's fault
+OUTAGE_S = 120.0
+REDIS_OUTAGE = (RedisConnectionError, RedisTimeoutError)
 _POLL_S = 0.1
 _RETRY_S = 1.0
 _IDLE_BEAT_S = 10.0
+
+Written = TypeVar("Written")
 
 log = structlog.get_logger()
 
@@ -54,19 +61,41 @@ def render(**_: object) -> NoReturn:
 
 
 class RenderWorker(SimpleWorker):
-    """One machine's place in the queue. `must_restart` is true when its fleet is no longer to be trusted."""
+    """One machine's place in its queues."""
 
     def __init__(
-        self, redis: Redis, redis_url: str, controller: MGPUController, store: Store, settings: WorkerSettings
+        self,
+        redis: Redis,
+        redis_url: str,
+        queues: Sequence[str],
+        controller: MGPUController,
+        store: Store,
+        settings: WorkerSettings,
     ) -> None:
-        queues = [open_queue(name, redis) for name in QueueName]
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"  # a fixed name is refused while a dead worker's key lives
-        super().__init__(queues, name=name, connection=redis, serializer=JSONSerializer, log_job_description=False)
+        super().__init__(
+            [open_queue(queue, redis) for queue in queues],
+            name=name,
+            connection=redis,
+            serializer=JSONSerializer,
+            log_job_description=False,
+        )
         self._redis_url = redis_url
         self._controller, self._store, self._settings = controller, store, settings
         self._events = EventLog(redis)
         self._stop_signals = 0
-        self.must_restart = False
+        self._fleet_is_lost = False
+        self._queues_are_empty = False
+
+    @property
+    def must_restart(self) -> bool:
+        """The fleet is no longer to be trusted, and nobody has asked for an end."""
+        return self._fleet_is_lost and self._stop_signals == 0
+
+    @property
+    def ended_in_order(self) -> bool:
+        """`work` returned because it was told to, or (burst) ran out of jobs."""
+        return self._fleet_is_lost or self._stop_signals > 0 or self._queues_are_empty
 
     # --- taking a job
 
@@ -76,18 +105,30 @@ class RenderWorker(SimpleWorker):
         """The next job of the first queue that has one; None when `timeout` is None (burst) and all are empty."""
         self.set_state(WorkerStatus.IDLE)
         beat_at = 0.0
-        while not self._stop_requested:
+        while not self._must_leave:
             try:
                 if time.monotonic() >= beat_at:
-                    self.heartbeat()
+                    self._beat_idle()
                     beat_at = time.monotonic() + _IDLE_BEAT_S
-                if (taken := self._take()) is not None or timeout is None:
+                if (taken := self._take()) is not None:
                     return taken
+                if timeout is None:
+                    self._queues_are_empty = True
+                    return None
                 time.sleep(_POLL_S)
-            except (RedisConnectionError, RedisTimeoutError) as exc:
+            except REDIS_OUTAGE as exc:
                 log.warning("Redis does not answer, trying again", error=str(exc))
                 time.sleep(_RETRY_S)
         raise StopRequested
+
+    @property
+    def _must_leave(self) -> bool:
+        return self._fleet_is_lost or self._stop_signals > 0
+
+    def _beat_idle(self) -> None:
+        self.heartbeat()
+        if self.should_run_maintenance_tasks:
+            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
 
     def _take(self) -> tuple[Job, Queue] | None:
         for queue in self.queues:
@@ -109,28 +150,36 @@ class RenderWorker(SimpleWorker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """One attempt, from its start to the word about its end."""
-        attempt = self.connection.hincrby(job.key, ATTEMPTS_FIELD, 1)
-        self.prepare_execution(job)
-        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
-        job.started_at = datetime.now(UTC)
-        with structlog.contextvars.bound_contextvars(job_id=job.id, attempt=attempt):
-            self._tell(job, events.Started(attempt=attempt, worker=self.name))
-            with Heartbeat(self._redis_url, lambda pipeline: self._beat(job, pipeline)):
-                self._run(job, queue, attempt)
-        self.set_state(WorkerStatus.IDLE)
+        with structlog.contextvars.bound_contextvars(job_id=job.id):
+            try:
+                request = read_payload(job)
+            except RequestRefused as exc:
+                self._refuse(job, queue, exc)
+                return
+            # Never reused: what an attempt has written under its number stays as it is.
+            attempt = self.connection.hincrby(job.key, ATTEMPTS_FIELD, 1)
+            self.prepare_execution(job)
+            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+            job.started_at = datetime.now(UTC)
+            with (
+                structlog.contextvars.bound_contextvars(attempt=attempt),
+                Heartbeat(self._redis_url, lambda pipeline: self._beat(job, pipeline)),
+            ):
+                self._run(job, queue, request, attempt)
+            self.set_state(WorkerStatus.IDLE)
 
-    def _run(self, job: Job, queue: Queue, attempt: int) -> None:
+    def _run(self, job: Job, queue: Queue, request: ResolvedRequest, attempt: int) -> None:
+        outputs = Outputs(self._store, self._settings.store_url, job.id, attempt, request)
         try:
-            request = read_payload(job)
-            outputs = Outputs(self._store, self._settings.store_url, job.id, attempt, request)
+            self._tell(job, events.Started(attempt=attempt, worker=self.name))
             finished = run_attempt(
                 self._controller, request, outputs, lambda event: self._tell(job, event), self._settings.spool_dir
             )
-        except Superseded as exc:
-            log.warning("attempt discarded", reason=str(exc))
-            self._leave(job)
         except WorkerError as exc:
             self._end_badly(job, queue, attempt, exc)
+        except Exception as exc:  # RQ's loop would swallow it, and the job with it
+            log.exception("attempt broken")
+            self._end_badly(job, queue, attempt, AttemptLost(f"{type(exc).__name__}: {exc}"))
         else:
             self._succeed(job, queue, finished)
 
@@ -145,7 +194,7 @@ class RenderWorker(SimpleWorker):
 
     def _tell(self, job: Job, event: events.Event) -> None:
         log.info(event.kind.replace("_", " "), **event.model_dump(exclude={"kind", "attempt", "worker"}))
-        self._events.append(job.id, event)
+        insist(lambda: self._events.append(job.id, event))
 
     # --- ending it
 
@@ -153,19 +202,16 @@ class RenderWorker(SimpleWorker):
         job.ended_at = datetime.now(UTC)
         job._result = {"result_key": finished.result_key}
         job._status = JobStatus.FINISHED
-        self.handle_job_success(job, queue, queue.started_job_registry)
+        insist(lambda: self.handle_job_success(job, queue, queue.started_job_registry))
         self._tell(job, finished)
 
     def _end_badly(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
         log.error("attempt ended", error=type(error).__name__, reason=str(error))
-        if not error.fleet_is_healthy:
-            self.must_restart = self._stop_signals == 0
-            self._stop_requested = True
-        if not error.attempt_is_charged:
-            self.connection.hincrby(job.key, ATTEMPTS_FIELD, -1)
-        if error.job_may_retry and (attempt < MOST_ATTEMPTS or not error.attempt_is_charged):
+        self._fleet_is_lost = self._fleet_is_lost or not error.fleet_is_healthy
+        lost = insist(lambda: self.connection.hincrby(job.key, LOST_FIELD, int(error.attempt_is_charged)))
+        if error.job_may_retry and lost < MOST_LOST_ATTEMPTS:
             self._tell(job, events.AttemptLost(attempt=attempt, reason=str(error)))
-            self._hand_back(job, queue)
+            insist(lambda: self._hand_back(job, queue))
         else:
             self._fail(job, queue, attempt, error)
 
@@ -179,13 +225,14 @@ class RenderWorker(SimpleWorker):
     def _fail(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
         job.ended_at = datetime.now(UTC)
         text = "".join(traceback.format_exception(error))
-        self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text)
+        insist(lambda: self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text))
         self._tell(job, events.Failed(attempt=attempt, reason=str(error)))
 
-    def _leave(self, job: Job) -> None:
-        with self.connection.pipeline() as pipeline:
-            self.cleanup_execution(job, pipeline)
-            pipeline.execute()
+    def _refuse(self, job: Job, queue: Queue, error: RequestRefused) -> None:
+        """Fail a job that never began: RQ's own preparation would read the payload, and raise."""
+        log.error("job refused", reason=str(error))
+        insist(lambda: self.connection.lrem(queue.intermediate_queue_key, 0, job.id))
+        self._fail(job, queue, 0, error)
 
     # --- being told to stop
 
@@ -196,6 +243,19 @@ class RenderWorker(SimpleWorker):
         if self._stop_signals == 2 and self.execution is not None:
             # In a thread: a handler must not wait, and the blocked stream wakes up when the fleet is gone.
             threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}).start()
+
+
+def insist(write: Callable[[], Written]) -> Written:
+    """Repeat a write while Redis does not answer, for up to OUTAGE_S: an outage must not cost a render."""
+    deadline = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return write()
+        except REDIS_OUTAGE as exc:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("Redis does not answer, trying again", error=str(exc))
+            time.sleep(_RETRY_S)
 
 
 def read_payload(job: Job) -> ResolvedRequest:

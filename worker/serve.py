@@ -3,13 +3,17 @@
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import Literal
 
 import structlog
+import torch
 
 from jobs.connection import connect, redis_url
 from jobs.store import open_store
-from worker.errors import FleetNotStarted, StartRefused
+from worker.errors import FleetNotStarted, StartRefused, WorkLoopBroken
 from worker.mgpu import FatalFleetError, MGPUController, MGPURunner, RunnerError
 from worker.rq_worker import RenderWorker
 from worker.settings import Backend, WorkerSettings
@@ -19,25 +23,35 @@ CPU_WORLD_SIZE = 2
 log = structlog.get_logger()
 
 
-def serve(settings: WorkerSettings, *, burst: bool) -> None:
+def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> None:
     """Serve until told to stop (or, with `burst`, until the queues are empty).
 
     Everything that can be refused is refused before the model is loaded. Raises RedisUnavailable, StoreUnavailable,
-    StartRefused, FleetNotStarted.
+    StartRefused, FleetNotStarted, WorkLoopBroken.
     """
     redis = connect(settings)
     store = open_store(settings.store_url)
     store.check()
-    runner, setup = choose_runner(settings)
-    controller = make_controller(runner, settings)
+    check_spool(settings.spool_dir)
+    world_size = choose_world_size(settings)
+    runner, setup = choose_runner(settings, world_size)
+    controller = MGPUController(runner, num_gpus=world_size, backend=choose_backend(settings), outputs="cpu")
     try:
         start(controller, settings, setup)
-        worker = RenderWorker(redis, redis_url(settings), controller, store, settings)
+        worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings)
         worker.work(burst=burst, logging_level="WARNING")
     finally:
         controller.shutdown(graceful_timeout=5.0)
     if worker.must_restart:
         restart()
+    if not worker.ended_in_order:
+        raise WorkLoopBroken("the work loop ended by an error, see the log above")
+
+
+def check_spool(folder: Path | None) -> None:
+    """Raises StartRefused unless outputs can wait there."""
+    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
+        raise StartRefused(f"H3_SPOOL_DIR {folder} is no folder that this user can write: make it, or name another")
 
 
 def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:
@@ -49,7 +63,7 @@ def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str,
         raise FleetNotStarted(str(exc)) from exc
 
 
-def choose_runner(settings: WorkerSettings) -> tuple[type[MGPURunner], dict[str, object]]:
+def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPURunner], dict[str, object]]:
     """The runner class and what its `setup` gets. Raises StartRefused."""
     module_name, _, class_name = settings.runner.partition(":")
     try:
@@ -62,31 +76,33 @@ def choose_runner(settings: WorkerSettings) -> tuple[type[MGPURunner], dict[str,
             "(`h3render checkpoint tiny DIR` writes an untrained one to try)"
         )
     setup: dict[str, object] = {"checkpoint": str(settings.model_path)}
-    preflight(runner, setup)
+    preflight(runner, world_size, setup)
     return runner, setup
 
 
-def preflight(runner: type[MGPURunner], setup: dict[str, object]) -> None:
+def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object]) -> None:
     """Let the runner refuse its set-up before any rank is started, if it has a say. Raises StartRefused."""
     try:
-        getattr(runner, "preflight", lambda **_: None)(**setup)
+        getattr(runner, "preflight", lambda *_, **__: None)(world_size, **setup)
     except RunnerError as exc:
         raise StartRefused(str(exc)) from exc
 
 
-def make_controller(runner: type[MGPURunner], settings: WorkerSettings) -> MGPUController:
-    """A fleet on every visible GPU, or on the CPU where there is none."""
-    if use_gloo(settings.backend):
-        return MGPUController(runner, num_gpus=settings.world_size or CPU_WORLD_SIZE, backend="gloo", outputs="cpu")
-    return MGPUController(runner, num_gpus=settings.world_size, outputs="cpu")
+def choose_backend(settings: WorkerSettings) -> Literal["nccl", "gloo"]:
+    """NCCL where there is a GPU, unless told otherwise."""
+    if settings.backend is Backend.AUTO:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    return "nccl" if settings.backend is Backend.NCCL else "gloo"
 
 
-def use_gloo(backend: Backend) -> bool:
-    if backend is not Backend.AUTO:
-        return backend is Backend.GLOO
-    import torch
-
-    return not torch.cuda.is_available()
+def choose_world_size(settings: WorkerSettings) -> int:
+    """Every visible GPU, or a few ranks on the CPU, unless told otherwise. Raises StartRefused."""
+    gpus = torch.cuda.device_count()
+    if choose_backend(settings) == "gloo":
+        return settings.world_size or CPU_WORLD_SIZE
+    if (settings.world_size or 1) > gpus:
+        raise StartRefused(f"{settings.world_size or 1} ranks need as many GPUs; {gpus} are visible: set H3_WORLD_SIZE")
+    return settings.world_size or gpus
 
 
 def restart() -> None:

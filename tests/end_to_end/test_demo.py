@@ -1,6 +1,8 @@
 import shutil
+from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from jobs import embedded
 from tests.end_to_end.conftest import run
@@ -23,6 +25,7 @@ def user(need_redis, private_folder, tmp_path):
 
 
 def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
+    real_job = run("submit", "somebody's real job", **user).stdout.strip()
     done = run("demo", "a paper boat in the rain", timeout_s=100, **user)
     assert done.returncode == 0, done.stderr
     paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:3])
@@ -31,6 +34,11 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
     assert "untrained" in done.stdout.splitlines()[-1]
     for phase in ("text: ", "denoise: 8/8", "decode: clip 2"):
         assert phase in done.stderr
+
+    # The untrained model takes nobody's real job, and leaves no queue behind.
+    assert run("status", real_job, **user).stdout.startswith(f"{real_job} queued")
+    with Redis.from_url(embedded.socket_url(Path(user["H3_RUNTIME_DIR"]) / "redis.sock")) as redis:
+        assert redis.keys("rq:queue:*") == [b"rq:queue:default"]
 
     server = run("redis", "status", **user)
     assert "pid" in server.stdout  # the queue outlives the command
@@ -50,8 +58,11 @@ def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, tmp_path
 def test_the_doctor_examines_this_machine(user):
     done = run("doctor", **user)
     lines = done.stdout.splitlines()
-    for subject in ("python", "torch", "gpus", "redis", "redis eviction", "store", "disk for outputs", "shared memory"):
-        assert any(line[6:].startswith(subject) for line in lines), done.stdout
+    verdicts = {line[6:23].strip(): line[:5].strip() for line in lines if line[:5].strip()}
+    assert list(verdicts) == [
+        *("python", "torch", "gpus", "redis", "redis eviction", "store", "disk for outputs", "shared memory")
+    ]
+    assert {verdicts[subject] for subject in ("python", "torch", "gpus", "redis", "redis eviction", "store")} == {"ok"}
 
 
 def test_the_doctor_names_what_fails_and_the_remedy(user):

@@ -72,5 +72,38 @@ def test_a_runner_that_cannot_be_loaded_is_named(redis_url, file_store_url, chec
     assert "H3_RUNNER nowhere:Runner cannot be loaded" in stderr
 
 
+def test_more_ranks_than_heads_are_refused_before_a_rank_starts(redis_url, file_store_url, checkpoint):
+    stderr = refused(
+        *("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(checkpoint)),
+        *("--ranks", "10", "--backend", "gloo"),
+    )
+    assert "9 attention heads cannot be split over 10 ranks: use at most 9 ranks" in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--ranks", "0"], {}, "H3_WORLD_SIZE 0"),
+        ([], {"H3_WORLD_SIZE": "two"}, "H3_WORLD_SIZE 'two'"),
+        ([], {"H3_BACKEND": "mpi"}, "H3_BACKEND 'mpi'"),
+        ([], {"H3_LOG_FORMAT": "yaml"}, "H3_LOG_FORMAT 'yaml'"),
+        ([], {"H3_SPOOL_DIR": "/nowhere"}, "H3_SPOOL_DIR /nowhere"),
+    ],
+)
+def test_a_wrong_setting_is_named_by_its_variable(
+    redis_url, file_store_url, checkpoint, arguments, environment, message
+):
+    command = ["worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(checkpoint)]
+    assert message in refused(*command, *arguments, **environment)
+
+
+def test_a_size_that_the_model_does_not_have_is_not_timed(checkpoint):
+    assert "100x160 pixels: both sides must be multiples of 32" in refused("bench", str(checkpoint), "--width", "100")
+
+
+def test_a_tiny_checkpoint_is_not_written_over_another(checkpoint):
+    assert f"{checkpoint} holds a checkpoint" in refused("checkpoint", "tiny", str(checkpoint))
+
+
 def test_an_unknown_job_is_named(redis_url):
     assert "no job nonesuch" in refused("status", "nonesuch", "--url", redis_url)

@@ -3,6 +3,7 @@
 import signal
 
 from redis import Redis
+from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -13,8 +14,13 @@ from jobs.store import open_store
 from tests.end_to_end.conftest import run
 from tests.end_to_end.runners import MARKER, WATCHED_STORE
 from tests.servers import free_ports
-from worker.rq_worker import ATTEMPTS_FIELD
+from worker.rq_worker import ATTEMPTS_FIELD, LOST_FIELD
 
+REFUSALS = {
+    "pickled": "job carries no readable call",
+    "hostile": "job calls os.system",
+    "malformed": "width is missing",
+}
 SMALL = {"width": 64, "height": 64, "steps": 2, "seed": 1}
 
 
@@ -53,17 +59,18 @@ def test_a_job_whose_rank_dies_is_rendered_by_the_same_worker_after_a_restart(
 def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url, file_store_url, start_worker):
     with Redis.from_url(redis_url) as redis:
         queue = open_queue(QueueName.HIGH, redis)
+        Queue("high", connection=redis).enqueue_call("os.system", args=["true"], job_id="pickled")
         queue.enqueue_call("os.system", args=["true"], job_id="hostile")
         queue.enqueue_call("worker.rq_worker.render", kwargs={"request": {"prompt": "x"}}, job_id="malformed")
         good = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
         start_worker("--url", redis_url, "--store", file_store_url)
         assert good.wait(timeout_s=90)
-        for job_id, reason in (("hostile", "job calls os.system"), ("malformed", "width is missing")):
+        for job_id, reason in REFUSALS.items():
             job = Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
             assert job.get_status().value == "failed"
             assert reason in job.latest_result().exc_string
-            [failed] = Client(redis).job(job_id).news()[-1:]
-            assert reason in failed.reason
+            assert reason in Client(redis).job(job_id).news()[-1].reason
+            assert redis.lrange("rq:queue:high:intermediate", 0, -1) == []
 
 
 def test_a_worker_told_twice_to_stop_gives_its_job_back_uncharged(redis_url, file_store_url, start_worker):
@@ -78,7 +85,52 @@ def test_a_worker_told_twice_to_stop_gives_its_job_back_uncharged(redis_url, fil
         assert worker.returncode == 0
         assert job.status() == "queued"
         assert redis.lrange("rq:queue:default", 0, -1) == [job.id.encode()]
-        assert redis.hget(f"rq:job:{job.id}", ATTEMPTS_FIELD) == b"0"
+        assert redis.hget(f"rq:job:{job.id}", LOST_FIELD) == b"0"
+        assert redis.hget(f"rq:job:{job.id}", ATTEMPTS_FIELD) == b"1"  # its number, and its prefix, are used up
+
+
+def test_a_redis_that_restarts_in_mid_render_costs_nothing(redis_server, file_store_url, start_worker):
+    start_worker("--url", redis_server.url, "--store", file_store_url)
+    with Redis.from_url(redis_server.url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL, "steps": 40})
+        next(event for event in job.events(timeout_s=60) if isinstance(event, events.StepDone))
+        redis_server.stop()
+        redis_server.start()
+        assert job.wait(timeout_s=60).attempt == 1
+        assert job.status() == "finished"
+
+
+def test_a_fault_that_nobody_expected_gives_the_job_back_with_its_reason(
+    redis_url, file_store_url, start_worker, tmp_path
+):
+    start_worker(
+        *("--url", redis_url, "--store", file_store_url),
+        *("--runner", "tests.end_to_end.runners:SpeaksNonsenseOnce"),
+        **{MARKER: str(tmp_path / "marker")},
+    )
+    with Redis.from_url(redis_url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
+        told = list(job.events(timeout_s=100))
+    [lost] = [event for event in told if isinstance(event, events.AttemptLost)]
+    assert "ValidationError" in lost.reason
+    assert isinstance(told[-1], events.Finished)
+    assert told[-1].attempt == 2
+    assert "Traceback" in (tmp_path / "worker.log").read_text()  # for whoever has to mend it
+
+
+def test_a_second_attempt_after_the_result_is_there_ends_the_job_with_that_result(
+    redis_url, file_store_url, start_worker
+):
+    start_worker("--url", redis_url, "--store", file_store_url)
+    with Redis.from_url(redis_url) as redis:
+        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
+        first = job.wait(timeout_s=90)
+        redis.delete(f"h3:events:{job.id}")
+        redis.hset(f"rq:job:{job.id}", "status", "queued")
+        redis.lpush("rq:queue:default", job.id)
+        again = job.wait(timeout_s=60)
+        assert (again.attempt, again.video_key) == (1, first.video_key)
+        assert job.status() == "finished"
 
 
 def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):

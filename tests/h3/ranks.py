@@ -1,29 +1,24 @@
 """Runs a function on real rank processes over Gloo, as tests of collectives need it."""
 
-import tempfile
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from worker.mgpu import MGPUController, MGPURunner
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+Check = Callable[..., None]
 
 
-def on_ranks(world_size: int, check: Callable[..., None], *arguments: object) -> None:
-    """Call `check(group, *arguments)` on every rank; an exception of any of them fails the test."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (world_size, Path(folder) / "store", check, arguments), nprocs=world_size)
+class CheckRunner(MGPURunner):
+    """Each job is a call of a function with the group and its arguments."""
+
+    def __call__(self, *, check: Check, arguments: tuple[object, ...]) -> Iterator[None]:
+        check(self.groups.transformer_group, *arguments)
+        yield
 
 
-def _rank(rank: int, world_size: int, store: Path, check: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
-    )
-    try:
-        check(dist.group.WORLD, *arguments)
-    finally:
-        dist.destroy_process_group()
+def on_ranks(world_size: int, checks: list[tuple[Check, tuple[object, ...]]]) -> None:
+    """Call each `check(group, *arguments)` on every rank; what any of them raises fails the test."""
+    with MGPUController(CheckRunner, num_gpus=world_size, backend="gloo", collective_timeout=60) as controller:
+        controller.start()
+        for check, arguments in checks:
+            for _ in controller.stream(check=check, arguments=arguments, timeout=60):
+                pass

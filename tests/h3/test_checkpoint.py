@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from h3.checkpoint import INDEX_NAME, ModelFolder, digest, find_tensors, interleave_qkv, load_denoiser, split_qkv
+from h3.checkpoint import INDEX_NAME, ModelFolder, find_tensors, interleave_qkv, load_denoiser, split_qkv
 from h3.errors import CheckpointError
 from h3.tiny import DENOISER, write_tiny
 
@@ -67,7 +67,34 @@ def test_the_same_seed_writes_the_same_bytes_and_another_seed_others(tmp_path):
         for name in "abc"
     ]
     assert files[0] == files[1]
-    assert digest(folders[0].transformer) == digest(folders[1].transformer) != digest(folders[2].transformer)
+    assert folders[0].digest() == folders[1].digest() != folders[2].digest()
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder", "tokenizer", "video_vae", "audio_vae"])
+def test_the_digest_covers_every_part_and_its_configuration(tiny, tiny_copy, part):
+    assert ModelFolder.below(tiny_copy).digest() == tiny.digest()
+    config = next((tiny_copy / "FL2VA" / part).glob("*.json"))
+    config.write_text(config.read_text() + " ")
+    assert ModelFolder.below(tiny_copy).digest() != tiny.digest()
+
+
+def test_a_checkpoint_is_never_written_over(tiny_copy):
+    with pytest.raises(CheckpointError, match="holds a checkpoint"):
+        write_tiny(tiny_copy, seed=1)
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "video_vae", "audio_vae"])
+def test_a_part_without_its_config_is_named(tiny_copy, part):
+    (tiny_copy / "FL2VA" / part / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=f"{part}/config.json is missing"):
+        ModelFolder.below(tiny_copy).check()
+
+
+def test_a_denoiser_of_another_size_than_its_config_is_refused_from_the_headers(tiny_copy):
+    config = tiny_copy / "FL2VA" / "transformer" / "config.json"
+    config.write_text(config.read_text().replace('"num_layers": 4', '"num_layers": 5'))
+    with pytest.raises(CheckpointError, match=r"lacks tensor blocks.4.\S+ \(and 9 more\)"):
+        ModelFolder.below(tiny_copy).check()
 
 
 def test_a_partition_folder_is_found_from_the_root_and_from_itself(tiny):

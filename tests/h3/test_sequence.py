@@ -4,6 +4,7 @@ import pytest
 import torch
 from diffusers.modular_pipelines.minimax_h3.before_denoise import patchify_video_latents
 
+from h3.errors import ConfigError
 from h3.sequence import Clock, Geometry, Layout, Modality, clip_spans, patchify, unpatchify
 from tests.h3.oracle import diffusers_positions
 
@@ -18,6 +19,12 @@ def test_sizes_are_the_published_ones(shape, latent_frames, audio_latents, video
     geometry = Geometry(*shape)
     assert (geometry.latent_frames, geometry.audio_latents) == (latent_frames, audio_latents)
     assert geometry.video_tokens == video_tokens
+
+
+@pytest.mark.parametrize("shape", [(100, 64, 22), (64, 0, 22), (64, 64, 5), (64, 64, 40)])
+def test_sizes_that_the_model_does_not_have_are_refused(shape):
+    with pytest.raises(ConfigError):
+        Geometry(*shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

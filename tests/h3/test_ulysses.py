@@ -20,8 +20,7 @@ TOLERANCE = 1e-2
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_trade_tokens_for_heads_exactly_and_render_what_one_device_renders(world_size, tiny):
-    on_ranks(world_size, check_transport)
-    on_ranks(world_size, check_parity, tiny)
+    on_ranks(world_size, [(check_transport, ()), (check_parity, (tiny,))])
 
 
 def check_transport(group):

@@ -71,6 +71,29 @@ def test_waiting_ends_in_time_and_says_where_to_look(client):
         handle.wait(timeout_s=0.05)
 
 
+@pytest.mark.parametrize("status", ["finished", "failed", "canceled"])
+def test_following_ends_when_the_job_has_ended_and_nobody_told_it(client, redis, status):
+    handle = client.submit({"prompt": "a red kite"})
+    redis.hset(f"rq:job:{handle.id}", "status", status)
+    assert [event.kind for event in handle.events(timeout_s=20)] == ["queued"]
+    with pytest.raises(JobFailed, match="stop before its end"):
+        handle.wait(timeout_s=20)
+
+
+def test_following_ends_when_the_record_is_gone(client, redis):
+    handle = client.submit({"prompt": "a red kite"})
+    redis.delete(f"rq:job:{handle.id}")
+    assert [event.kind for event in handle.events(timeout_s=20)] == ["queued"]
+
+
+def test_kinds_of_events_that_only_a_newer_version_knows_are_passed_over(client, redis):
+    handle = client.submit({"prompt": "a red kite"})
+    redis.xadd(f"h3:events:{handle.id}", {"event": '{"kind": "teleported", "where": "moon"}'})
+    EventLog(redis).append(handle.id, FINISHED)
+    assert [event.kind for event in handle.events(timeout_s=5)] == ["queued", "finished"]
+    assert [event.kind for event in handle.news()] == ["queued", "finished"]
+
+
 def test_an_unknown_job_is_named(client):
     with pytest.raises(JobNotFound, match="no job nonesuch"):
         client.job("nonesuch")

@@ -1,0 +1,60 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from jobs import events
+from jobs.progress import show
+from jobs.request import ResolvedRequest
+
+REQUEST = ResolvedRequest(prompt="a red kite", width=64, height=64, frames=39, steps=2, seed=1)
+ATTEMPT = [
+    events.TextEncoded(tokens=10, seconds=0.1),
+    events.StepDone(step=1, steps=2, sigma=1.0, seconds=0.25),
+    events.StepDone(step=2, steps=2, sigma=0.923, seconds=0.24),
+]
+DECODE = [
+    events.StreamOpened(segments=2, playlist_key="p"),
+    events.SegmentReady(index=0, key="k", duration_s=0.7),
+    events.SegmentReady(index=1, key="k", duration_s=0.9),
+]
+FINISHED = events.Finished(
+    attempt=2, store_url="file:///s", result_key="r", video_key="v", report_key="p", playlist_key="l"
+)
+TOLD = [
+    events.Queued(queue="default", request=REQUEST),
+    events.Started(attempt=1, worker="w"),
+    *ATTEMPT,
+    events.AttemptLost(attempt=1, reason="rank 1 died"),
+    events.Started(attempt=2, worker="w"),
+    *ATTEMPT,
+    *DECODE,
+    FINISHED,
+]
+
+
+@pytest.fixture
+def screen():
+    return io.StringIO()
+
+
+def test_a_terminal_shows_a_bar_for_each_phase_with_its_numbers(screen):
+    console = Console(file=screen, force_terminal=True, width=110, color_system=None)
+    assert show(TOLD, console) == FINISHED
+    for phase, count, note in (
+        ("text", "1/1", "10 tokens"),
+        ("denoise", "2/2", "sigma 0.923, 0.24 s/step"),
+        ("decode", "2/2", ""),
+    ):
+        final = [line for line in screen.getvalue().splitlines() if phase in line and "/" in line][-1]
+        assert count in final
+        assert note in final
+    assert "attempt 1 lost, the job waits for another: rank 1 died" in screen.getvalue()
+
+
+def test_elsewhere_each_event_is_a_line(screen):
+    assert show(TOLD, Console(file=screen, width=110)) == FINISHED
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == len(TOLD)
+    assert lines[0] == "queued in default: 64x64, 39 frames, 2 steps, seed 1"
+    assert "denoise: 2/2, sigma 0.923, 0.24 s/step" in lines
