@@ -217,7 +217,7 @@ def test_a_socket_path_that_is_too_long_is_refused_with_the_limit(private_folder
 
 def test_a_state_folder_that_cannot_be_made_is_told_with_the_remedy(private_folder):
     (private_folder / "state").write_text("a file")
-    with pytest.raises(RedisUnavailable, match="set XDG_STATE_HOME"):
+    with pytest.raises(RedisUnavailable, match="set H3_STATE_DIR"):
         embedded.ensure_running(state_folder=private_folder / "state", runtime_folder=private_folder / "run")
 
 
