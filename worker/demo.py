@@ -38,8 +38,10 @@ def run_demo(settings: WorkerSettings, prompt: str) -> None:
     settings.cache_dir.mkdir(parents=True, exist_ok=True)
     log = settings.cache_dir / f"{queue}.log"
     try:
-        with _worker(queue, _tiny_checkpoint(settings.cache_dir), log) as check_alive:
-            follow(Client(redis).submit(request, queue=queue), store, while_waiting=check_alive)
+        checkpoint = _tiny_checkpoint(settings.cache_dir)
+        job = Client(redis).submit(request, queue=queue)
+        with _worker(queue, checkpoint, log) as check_alive:
+            follow(job, store, while_waiting=check_alive)
     finally:
         open_queue(queue, redis).delete()
     typer.echo(f"log       {log}")
@@ -62,7 +64,8 @@ def _tiny_checkpoint(cache_dir: Path) -> Path:
 def _worker(queue: str, checkpoint: Path, log: Path) -> Iterator[Callable[[], None]]:
     """A worker process that ends with the block. Yields what raises StartRefused once it has ended by itself."""
     # Redis and store come from the environment that both share: a URL may hold a password, a command line is public.
-    command = _command("worker", "--checkpoint", str(checkpoint), "--queue", queue)
+    # Burst: it ends by itself even if nobody is left to end it.
+    command = _command("worker", "--checkpoint", str(checkpoint), "--queue", queue, "--burst")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
 
         def check_alive() -> None:

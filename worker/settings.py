@@ -32,6 +32,6 @@ class WorkerSettings(ClientSettings):
     backend: Backend = Backend.AUTO
     world_size: PositiveInt | None = None  # ranks; else every visible GPU, or 2 on the CPU
     spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
-    cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and log
+    cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and logs
     start_timeout_s: PositiveFloat = 1800.0  # to load the model on every rank
     log_format: LogFormat = LogFormat.AUTO

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from h3.tiny import write_tiny
+from tests.servers import DIES_WITH_PARENT
 
 COMMAND = [sys.executable, "-m", "h3render"]
 STOP_TIMEOUT_S = 20
@@ -45,7 +46,7 @@ def start_worker(checkpoint: Path, tmp_path: Path) -> Iterator[StartWorker]:
 
         def start(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
             log = stack.enter_context((tmp_path / "worker.log").open("ab"))
-            command = [*COMMAND, "worker", "--checkpoint", str(checkpoint), *arguments]
+            command = [*DIES_WITH_PARENT, *COMMAND, "worker", "--checkpoint", str(checkpoint), *arguments]
             process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
             stack.callback(end, process)
             return process

@@ -1,0 +1,60 @@
+"""Runs the tests that need CUDA GPUs, and a render on them, and writes a report to commit.
+
+python tools/gpu_suite.py benchmarks/reports/gpu-suite-2xH200.json
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+SELECTIONS = (
+    ["-m", "gpu"],
+    ["tests/end_to_end/test_render.py"],
+    ["tests/end_to_end/test_worker.py", "-k", "rank_dies"],
+)
+
+
+def main(report: Path) -> int:
+    """Run every selection; the exit code is that of the first that failed."""
+    runs = [run_pytest(selection) for selection in SELECTIONS]
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps({**describe_machine(), "runs": [entry for entry, _ in runs]}, indent=1) + "\n")
+    return next((code for _, code in runs if code), 0)
+
+
+def describe_machine() -> dict[str, object]:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "driver": driver,
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def run_pytest(selection: list[str]) -> tuple[dict[str, object], int]:
+    with tempfile.NamedTemporaryFile(suffix=".xml") as results:
+        done = subprocess.run([sys.executable, "-m", "pytest", f"--junitxml={results.name}", *selection], check=False)
+        cases = list(ElementTree.parse(results.name).iter("testcase"))  # our own pytest wrote it
+    tests = {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases}
+    return {"pytest": " ".join(selection), "tests": tests}, done.returncode
+
+
+def outcome(case: ElementTree.Element) -> str:
+    for kind in ("failure", "error", "skipped"):
+        if case.find(kind) is not None:
+            return kind
+    return f"passed in {float(case.get('time', 0)):.2f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
