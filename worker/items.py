@@ -2,6 +2,10 @@
 
 Rank 0 speaks for the fleet: the other ranks yield nothing. A file named here lies on local disk, is complete,
 and belongs to the worker from then on: it uploads the file and deletes it.
+
+The worker calls a runner with `request` (jobs.request.ResolvedRequest) and `work_dir` (str), and sets it up with
+`checkpoint` (str). A runner class may have a classmethod `preflight(world_size, *, checkpoint)`, which raises
+RunnerError for what it cannot serve before any rank is started.
 """
 
 from dataclasses import dataclass
