@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from jobs.errors import RedisUnavailable
+from jobs.settings import user_folder
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
@@ -155,7 +156,7 @@ class _Place:
 
     @classmethod
     def of(cls, state_folder: Path | None, runtime_folder: Path | None) -> "_Place":
-        state_folder = state_folder or _default_state_folder()
+        state_folder = state_folder or user_folder("XDG_STATE_HOME", ".local/state")
         runtime_folder = runtime_folder or Path(f"/tmp/h3render-{os.geteuid()}")  # noqa: S108  checked by prepare()
         return cls(state_folder.resolve() / "h3render" / "redis", runtime_folder.absolute())
 
@@ -258,16 +259,6 @@ def _end(pid: int) -> bool:
     finally:
         os.close(process)
     return True
-
-
-def _default_state_folder() -> Path:
-    wanted = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if wanted.is_absolute():  # any other is to be ignored, says the XDG base directory specification
-        return wanted
-    try:
-        return Path.home() / ".local" / "state"
-    except RuntimeError as error:
-        raise RedisUnavailable(f"no folder for the queue's data: {error}; set H3_STATE_DIR or REDIS_URL") from error
 
 
 def _check_private(folder: Path) -> None:

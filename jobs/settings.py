@@ -9,17 +9,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 def default_store_url() -> str:
     """Where renders lie when no store is named: a folder of this user."""
-    return (_user_folder("XDG_DATA_HOME", ".local/share") / "h3render" / "renders").as_uri()
+    return (user_folder("XDG_DATA_HOME", ".local/share") / "h3render" / "renders").as_uri()
 
 
-def _user_folder(variable: str, fallback: str) -> Path:
-    """A base directory of the XDG specification, which ignores relative ones."""
+def user_folder(variable: str, fallback: str) -> Path:
+    """A base directory of this user. A relative one is ignored, as the XDG specification says."""
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else Path.home() / fallback
 
 
 def default_cache_dir() -> Path:
-    return _user_folder("XDG_CACHE_HOME", ".cache") / "h3render"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "h3render"
 
 
 class ClientSettings(BaseSettings):
