@@ -26,7 +26,7 @@ class NCCLGroups:
 
     @property
     def gemma_group(self) -> ProcessGroup:
-        """`text_group` under the name that the seed's runners use."""
+        """`text_group` under the name that LTX-2's runners use."""
         return self.text_group
 
 
