@@ -95,7 +95,11 @@ class RenderWorker(SimpleWorker):
     @property
     def ended_in_order(self) -> bool:
         """`work` returned because it was told to, or (burst) ran out of jobs."""
-        return self._fleet_is_lost or self._stop_signals > 0 or self._queues_are_empty
+        return self._must_leave or self._queues_are_empty
+
+    @property
+    def _must_leave(self) -> bool:
+        return self._fleet_is_lost or self._stop_signals > 0
 
     # --- taking a job
 
@@ -120,10 +124,6 @@ class RenderWorker(SimpleWorker):
                 log.warning("Redis does not answer, trying again", error=str(exc))
                 time.sleep(_RETRY_S)
         raise StopRequested
-
-    @property
-    def _must_leave(self) -> bool:
-        return self._fleet_is_lost or self._stop_signals > 0
 
     def _beat_idle(self) -> None:
         self.heartbeat()
@@ -202,7 +202,7 @@ class RenderWorker(SimpleWorker):
         job.ended_at = datetime.now(UTC)
         job._result = {"result_key": finished.result_key}
         job._status = JobStatus.FINISHED
-        insist(lambda: self.handle_job_success(job, queue, queue.started_job_registry))
+        self._end(lambda: self.handle_job_success(job, queue, queue.started_job_registry))
         self._tell(job, finished)
 
     def _end_badly(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
@@ -211,22 +211,41 @@ class RenderWorker(SimpleWorker):
         lost = insist(lambda: self.connection.hincrby(job.key, LOST_FIELD, int(error.attempt_is_charged)))
         if error.job_may_retry and lost < MOST_LOST_ATTEMPTS:
             self._tell(job, events.AttemptLost(attempt=attempt, reason=str(error)))
-            insist(lambda: self._hand_back(job, queue))
+            self._hand_back(job, queue)
         else:
             self._fail(job, queue, attempt, error)
 
     def _hand_back(self, job: Job, queue: Queue) -> None:
-        with self.connection.pipeline() as pipeline:
-            self.cleanup_execution(job, pipeline)
-            job.set_status(JobStatus.QUEUED, pipeline=pipeline)
-            queue.push_job_id(job.id, pipeline=pipeline, at_front=True)
-            pipeline.execute()
+        def write() -> None:
+            with self.connection.pipeline() as pipeline:
+                self.cleanup_execution(job, pipeline)
+                job.set_status(JobStatus.QUEUED, pipeline=pipeline)
+                queue.push_job_id(job.id, pipeline=pipeline, at_front=True)
+                pipeline.execute()
+
+        self._end(write)
 
     def _fail(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
         job.ended_at = datetime.now(UTC)
         text = "".join(traceback.format_exception(error))
-        insist(lambda: self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text))
+
+        def write() -> None:
+            self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text)
+            if job.get_status(refresh=True) is not JobStatus.FAILED:  # RQ keeps a lost connection to itself here
+                raise RedisConnectionError("the failure was not recorded")
+
+        self._end(write)
         self._tell(job, events.Failed(attempt=attempt, reason=str(error)))
+
+    def _end(self, write: Callable[[], None]) -> None:
+        """Insist on the write that ends an attempt, and its record in RQ's registry of running jobs with it."""
+        execution = self.execution
+
+        def write_again() -> None:
+            self.execution = execution  # RQ forgets it before Redis has taken the write
+            write()
+
+        insist(write_again)
 
     def _refuse(self, job: Job, queue: Queue, error: RequestRefused) -> None:
         """Fail a job that never began: RQ's own preparation would read the payload, and raise."""
