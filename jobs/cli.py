@@ -126,11 +126,11 @@ def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
     """Where a job stands, and what was last told about it."""
     with plain_errors():
         job = Client(connect(client_settings(url, None))).job(job_id)
-        news = job.news()
+        state, news = job.status(), job.news()
     if as_json:
-        typer.echo(json.dumps({"id": job.id, "status": job.status(), "events": [e.model_dump() for e in news]}))
+        typer.echo(json.dumps({"id": job.id, "status": state, "events": [e.model_dump() for e in news]}))
     else:
-        typer.echo(f"{job.id} {job.status()}")
+        typer.echo(f"{job.id} {state}")
         for event in news[-1:]:
             typer.echo(describe(event))
 

@@ -33,9 +33,10 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     store = open_store(settings.store_url)
     store.check()
     check_spool(settings.spool_dir)
-    world_size = choose_world_size(settings)
+    backend = choose_backend(settings.backend)
+    world_size = choose_world_size(settings.world_size, backend)
     runner, setup = choose_runner(settings, world_size)
-    controller = MGPUController(runner, num_gpus=world_size, backend=choose_backend(settings), outputs="cpu")
+    controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu")
     try:
         start(controller, settings, setup)
         worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings)
@@ -88,21 +89,21 @@ def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object
         raise StartRefused(str(exc)) from exc
 
 
-def choose_backend(settings: WorkerSettings) -> Literal["nccl", "gloo"]:
+def choose_backend(wanted: Backend) -> Literal["nccl", "gloo"]:
     """NCCL where there is a GPU, unless told otherwise."""
-    if settings.backend is Backend.AUTO:
+    if wanted is Backend.AUTO:
         return "nccl" if torch.cuda.is_available() else "gloo"
-    return "nccl" if settings.backend is Backend.NCCL else "gloo"
+    return "nccl" if wanted is Backend.NCCL else "gloo"
 
 
-def choose_world_size(settings: WorkerSettings) -> int:
+def choose_world_size(wanted: int | None, backend: Literal["nccl", "gloo"]) -> int:
     """Every visible GPU, or a few ranks on the CPU, unless told otherwise. Raises StartRefused."""
+    if backend == "gloo":
+        return wanted or CPU_WORLD_SIZE
     gpus = torch.cuda.device_count()
-    if choose_backend(settings) == "gloo":
-        return settings.world_size or CPU_WORLD_SIZE
-    if (settings.world_size or 1) > gpus:
-        raise StartRefused(f"{settings.world_size or 1} ranks need as many GPUs; {gpus} are visible: set H3_WORLD_SIZE")
-    return settings.world_size or gpus
+    if (wanted or 1) > gpus:
+        raise StartRefused(f"{wanted or 1} ranks need as many GPUs; {gpus} are visible: set H3_WORLD_SIZE")
+    return wanted or gpus
 
 
 def restart() -> None:

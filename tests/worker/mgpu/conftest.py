@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import multiprocessing.resource_tracker
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.waiting import eventually
 from tests.worker.mgpu.runners import CommandRunner
 from worker.mgpu import MGPUController, MGPURunner
 from worker.mgpu.world import open_store
@@ -90,11 +91,10 @@ def is_running(pid: int) -> bool:
 
 
 def await_equal(read: Callable[[], Any], expected: Any, within_s: float = 3.0) -> None:
-    """The one place that polls: for what nothing notifies us of."""
-    deadline = time.monotonic() + within_s
-    while (got := read()) != expected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert got == expected
+    """For what nothing notifies us of."""
+    with suppress(AssertionError):  # the one below shows both values
+        eventually(lambda: read() == expected, timeout_s=within_s)
+    assert read() == expected
 
 
 def assert_gone(pids: list[int], within_s: float) -> None:

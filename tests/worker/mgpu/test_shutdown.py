@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from tests.worker.mgpu.conftest import assert_gone
 from worker.mgpu import ControllerShutdownError, MGPUController, State
 
@@ -260,8 +261,7 @@ def test_an_interrupted_start_leaves_nothing(new_controller: Make) -> None:
     controller = new_controller()
 
     def interrupt() -> None:
-        while not controller.status().ranks:
-            time.sleep(0.01)
+        eventually(lambda: controller.status().ranks)
         signal.raise_signal(signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt)
