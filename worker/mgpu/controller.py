@@ -9,19 +9,18 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
 from worker.mgpu.by_value import class_to_bytes
 from worker.mgpu.fleet import Fleet
 from worker.mgpu.inputs import encode_job
 from worker.mgpu.logs import FleetLogs, LineSink, LogsSpecs
+from worker.mgpu.placement import Backend, DeviceClaim, Placement
 from worker.mgpu.runner import MGPURunner, require_runner_class
 from worker.mgpu.state import State
 from worker.mgpu.status import ControllerStatus
 from worker.mgpu.stream import Stream
 from worker.mgpu.supervisor import Supervisor
 from worker.mgpu.tensors import Travelling
-from worker.mgpu.world import Backend, FleetPlan, Outputs
+from worker.mgpu.world import FleetPlan, Outputs
 
 Duration = timedelta | float  # seconds, if a number
 
@@ -34,6 +33,7 @@ class MGPUController:
     logs_specs          where the ranks' output goes: an elastic LogsSpecs (files in its root_log_dir, kept), or a
                         callable(rank, line); default: this package's logger
     backend             "gloo" makes num_gpus ranks on the CPU
+    allow_shared        whether a device may be in use by another controller of this process
     outputs             "cpu" copies yielded CUDA tensors to the CPU inside the rank
     collective_timeout  of the process groups; a job's own timeout is given to stream()
     asymmetry_grace     how long after a rank's RunnerError the others may take to end; 0: for ever
@@ -49,19 +49,18 @@ class MGPUController:
         devices: Sequence[int] | None = None,
         logs_specs: LogsSpecs | LineSink | None = None,
         backend: Backend = "nccl",
+        allow_shared: bool = False,
         outputs: Outputs = "device",
         collective_timeout: Duration = timedelta(minutes=30),
         asymmetry_grace: Duration = 30.0,
     ) -> None:
         require_runner_class(runner_cls)
-        _require_placement(num_gpus, devices, backend)
+        self._placement = Placement(num_gpus, None if devices is None else tuple(devices), backend)
         if outputs not in ("device", "cpu"):
             raise ValueError(f"outputs must be 'device' or 'cpu', got {outputs!r}")
         self._runner_cls = runner_cls
-        self._num_gpus = num_gpus
-        self._devices = None if devices is None else tuple(devices)
         self._logs_specs = logs_specs
-        self._backend = backend
+        self._allow_shared = allow_shared
         self._outputs = outputs
         self._collective_timeout = timedelta(seconds=_seconds(collective_timeout))
         self._supervisor = Supervisor(_seconds(asymmetry_grace))
@@ -69,10 +68,12 @@ class MGPUController:
     def start(self, /, *, timeout: Duration = timedelta(minutes=30), **setup_kwargs: Any) -> None:
         """Spawn the fleet, run setup(**setup_kwargs) on every rank, return when all are ready.
 
-        Raises StartError (a rank raised or died) or StartTimeoutError; then no process is left.
+        Raises StartError (a rank raised or died) or StartTimeoutError; then no process is left. Raises ValueError,
+        before any process exists, for devices that are not there or have a fleet already.
         """
         definition = class_to_bytes(self._runner_cls)
-        plan = FleetPlan(definition, self._backend, self._place(), self._outputs, self._collective_timeout)
+        devices = self._placement.resolve()
+        plan = FleetPlan(definition, self._placement.backend, devices, self._outputs, self._collective_timeout)
         started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
         self._stop_at_exit = weakref.finalize(self, Supervisor.shut_down, self._supervisor, 0.0)
         # Runs before multiprocessing's own exit hook, which would wait for the ranks for ever.
@@ -120,40 +121,8 @@ class MGPUController:
         self.shutdown(graceful_timeout=60.0 if kind is None else 0.0)
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:
-        return Fleet(plan, Travelling(setup_kwargs), FleetLogs(self._logs_specs), self._supervisor)
-
-    def _place(self) -> tuple[torch.device, ...]:
-        if self._backend == "gloo":
-            assert self._num_gpus is not None
-            return (torch.device("cpu"),) * self._num_gpus
-        visible = torch.cuda.device_count()
-        if visible == 0:
-            raise ValueError("no CUDA device is visible; backend='gloo' runs the ranks on the CPU")
-        indices = self._devices or range(visible if self._num_gpus is None else self._num_gpus)
-        absent = [index for index in indices if index >= visible]
-        if absent:
-            raise ValueError(f"no such device: {absent}; {visible} are visible to this process")
-        return tuple(torch.device("cuda", index) for index in indices)
-
-
-def _require_placement(num_gpus: int | None, devices: Sequence[int] | None, backend: str) -> None:
-    if backend not in ("nccl", "gloo"):
-        raise ValueError(f"backend must be 'nccl' or 'gloo', got {backend!r}")
-    if num_gpus is not None and devices is not None:
-        raise ValueError("num_gpus and devices are mutually exclusive: give one of them")
-    if backend == "gloo" and num_gpus is None:
-        raise ValueError("backend='gloo' runs on the CPU: say how many ranks with num_gpus")
-    if num_gpus is not None and (type(num_gpus) is not int or num_gpus <= 0):
-        raise ValueError(f"num_gpus must be a positive int, got {num_gpus!r}")
-    if devices is not None:
-        _require_devices(devices)
-
-
-def _require_devices(devices: Sequence[int]) -> None:
-    if not devices or any(type(index) is not int or index < 0 for index in devices):
-        raise ValueError(f"devices must be non-negative ints, at least one, got {devices!r}")
-    if len(set(devices)) != len(devices):
-        raise ValueError(f"devices must differ: each GPU runs one rank, got {devices!r}")
+        claim = DeviceClaim(plan.devices, may_share=self._allow_shared)
+        return Fleet(plan, claim, Travelling(setup_kwargs), FleetLogs(self._logs_specs), self._supervisor)
 
 
 def _seconds(duration: Duration) -> float:

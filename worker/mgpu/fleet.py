@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but
 from worker.mgpu.errors import RankFailure
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.logs import FleetLogs
+from worker.mgpu.placement import DeviceClaim
 from worker.mgpu.rank_process import RankProcess
 from worker.mgpu.reports import read_report
 from worker.mgpu.state import Phase
@@ -55,10 +56,13 @@ class FleetHandler(Protocol):
 
 
 class Fleet:
-    def __init__(self, plan: FleetPlan, setup: Travelling, logs: FleetLogs, handler: FleetHandler) -> None:
+    def __init__(
+        self, plan: FleetPlan, claim: DeviceClaim, setup: Travelling, logs: FleetLogs, handler: FleetHandler
+    ) -> None:
         self.ranks: list[RankProcess] = []
         self.logs = logs
         self._plan = plan
+        self._claim = claim
         self._setup: Travelling | None = setup
         self._handler = handler
         self._timers = Timers()
@@ -281,3 +285,4 @@ class Fleet:
         if self._alive_writer is not None:
             self._alive_writer.close()
         self._store = None
+        self._claim.release()

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
+from worker.mgpu.placement import Backend
 from worker.mgpu.runner import NCCLGroups
 
-Backend = Literal["nccl", "gloo"]
 Outputs = Literal["device", "cpu"]
 LOOPBACK = "127.0.0.1"
 
