@@ -10,6 +10,7 @@ RuntimeError
 │   └── WrongOwnerError            another thread owns the stream
 └── FatalFleetError            the rank processes are gone: construct a new controller
     ├── RunnerFailedError          a rank raised something unexpected
+    │   └── RankOutOfMemoryError       namely that it had no memory left, on its GPU or at all
     ├── RankDiedError              a rank process ended by itself
     ├── FleetDesyncError           ranks no longer do the same thing
     ├── JobTimeoutError            also a TimeoutError
@@ -23,6 +24,15 @@ Exception
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class FailureKind(StrEnum):
+    RAISED = "raised"
+    OUT_OF_MEMORY = "ran out of memory"
+    DIED = "died"
+    DIVERGED = "diverged"  # from its peers, as the lockstep check saw
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,11 @@ class RankFailure:
     traceback: str = ""
     log_tail: tuple[str, ...] = ()
     failed_at: float = 0.0  # time.monotonic(), one clock for all processes of a machine
-    is_death: bool = False
+    kind: FailureKind = FailureKind.RAISED
 
     def describe(self) -> str:
-        verb = "died" if self.is_death else "raised"
-        lines = [f"rank {self.rank} (pid {self.pid}) {verb} in phase {self.phase}: {self.cause_type}: {self.text}"]
+        who = f"rank {self.rank} (pid {self.pid}) {self.kind} in phase {self.phase}"
+        lines = [f"{who}: {self.cause_type}: {self.text}"]
         if self.traceback:
             lines.append(self.traceback.rstrip())
         if self.log_tail:
@@ -82,11 +92,17 @@ class WrongOwnerError(ControllerStateError):
 
 
 class FatalFleetError(RuntimeError):
-    """The fleet is gone. `failures` holds what is known per rank, the first cause first."""
+    """The fleet is gone, or being killed.
 
-    def __init__(self, text: str, failures: Sequence[RankFailure] = ()) -> None:
-        super().__init__("\n".join([text, *(failure.describe() for failure in failures)]))
+    failures  what is known per rank, the first cause first
+    evidence  files that tell more, in one folder: the ranks' logs, their stacks (`rankN.stacks`), NCCL's flight
+              recorder (`nccl-rankN`, complete at the latest when shutdown() returns)
+    """
+
+    def __init__(self, text: str, failures: Sequence[RankFailure] = (), evidence: Sequence[Path] = ()) -> None:
+        super().__init__("\n".join([text, *(failure.describe() for failure in failures), *_list(evidence)]))
         self.failures = tuple(failures)
+        self.evidence = tuple(evidence)
 
     @property
     def primary(self) -> RankFailure | None:
@@ -109,8 +125,16 @@ class FatalFleetError(RuntimeError):
         return self.primary.traceback if self.primary else ""
 
 
+def _list(evidence: Sequence[Path]) -> list[str]:
+    return [f"evidence in {evidence[0].parent}: {', '.join(path.name for path in evidence)}"] if evidence else []
+
+
 class RunnerFailedError(FatalFleetError):
     """A rank raised something that is neither a RunnerError nor a ValueError."""
+
+
+class RankOutOfMemoryError(RunnerFailedError):
+    """A rank had no memory left. A runner that can go on refuses instead: RunnerError, on every rank."""
 
 
 class RankDiedError(FatalFleetError):

@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Protocol
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
@@ -116,6 +117,16 @@ class Fleet:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
+    # --- for the handler, in the fleet's thread ---
+
+    def dump_stacks(self) -> None:
+        for process in self.ranks:
+            process.dump_stacks()
+
+    def dump_collectives(self) -> list[Path]:
+        """Have NCCL's flight recorders write their files; returns those that will come."""
+        return [file for process in self.ranks if (file := process.dump_collectives())]
+
     # --- the thread ---
 
     def _run(self) -> None:
@@ -147,7 +158,7 @@ class Fleet:
         reader, self._alive_writer = context.Pipe(duplex=False)
         with reader:
             for rank in range(self._plan.world_size):
-                plan = RankPlan(self._plan, rank, self._store.port, os.getpid())
+                plan = RankPlan(self._plan, rank, self._store.port, os.getpid(), self.logs.folder)
                 process = RankProcess(context, plan, self._required_setup(), reader, self.logs.open(rank))
                 self.ranks.append(process)
                 self._watch(process)

@@ -6,6 +6,7 @@ Ranks write to a pipe in place of their descriptors 1 and 2, so the output of na
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import logging
 import os
 import shutil
@@ -21,7 +22,9 @@ log = logging.getLogger(__name__)
 
 TAIL_LINES = 50
 FILE_LIMIT_BYTES = 16 << 20  # then the file moves to `.1`, and an older `.1` is dropped
+KEPT_FOLDERS = 10  # of fleets that ended badly, per user and machine
 _LINE_LIMIT_BYTES = 64 << 10
+_PREFIX = "mgpu-"
 
 
 class LogsSpecs(Protocol):
@@ -45,21 +48,68 @@ def redirect_output(output: Connection) -> None:
 
 
 class FleetLogs:
-    """The directory of one fleet, and its rank logs."""
+    """The folder of one fleet: the ranks' logs, and whatever else tells of its end."""
 
     def __init__(self, specs: LogsSpecs | LineSink | None) -> None:
         root = getattr(specs, "root_log_dir", None)
-        self.is_kept = root is not None
-        self.directory = Path(root or tempfile.mkdtemp(prefix="mgpu-"))
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.folder = _make_folder() if root is None else Path(root)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._is_ours = root is None
+        self._lock = _locked(self.folder) if self._is_ours else None
         self._sink = specs if callable(specs) else _to_logger
 
     def open(self, rank: int) -> RankLog:
-        return RankLog(rank, self.directory / f"rank{rank}.log", self._sink)
+        return RankLog(rank, self.folder / f"rank{rank}.log", self._sink)
 
-    def remove(self) -> None:
-        if not self.is_kept:
-            shutil.rmtree(self.directory, ignore_errors=True)
+    def evidence(self) -> list[Path]:
+        """The ranks' files that tell something: logs, stacks, and what NCCL recorded."""
+        files = [path for pattern in ("rank*.*", "nccl-rank*") for path in self.folder.glob(pattern)]
+        return sorted(path for path in files if path.is_file() and path.stat().st_size)
+
+    def close(self, *, is_evidence: bool) -> None:
+        """Remove the folder, unless somebody asked for it or it is needed to explain the end."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        if self._is_ours and not is_evidence:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _make_folder() -> Path:
+    """A new one. Of those that fleets before us left behind, the oldest go."""
+    parent = Path(tempfile.gettempdir())
+    kept = sorted(filter(_is_abandoned, parent.glob(f"{_PREFIX}*")), key=_made_at, reverse=True)
+    for old in kept[KEPT_FOLDERS:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Ours, and no controller holds it: one that still lives, in any process, has its lock."""
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return False
+        os.close(_locked(folder))
+    except OSError:
+        return False
+    return True
+
+
+def _made_at(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:  # somebody else tidies up too
+        return 0.0
+
+
+def _locked(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _to_logger(rank: int, line: str) -> None:
@@ -74,7 +124,7 @@ class RankLog:
         self._rank = rank
         self._path = path
         self._sink = sink
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO = _open_for_writing(path)
         self._partial = b""
 
     def feed(self, chunk: bytes) -> None:
@@ -107,4 +157,8 @@ class RankLog:
         if self._file.tell() > FILE_LIMIT_BYTES:
             self._file.close()
             self._path.replace(self._path.with_suffix(".log.1"))
-            self._file = self._path.open("wb")
+            self._file = _open_for_writing(self._path)
+
+
+def _open_for_writing(path: Path) -> BinaryIO:
+    return path.open("wb", buffering=0)  # whoever looks at it sees all that was said

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from worker.mgpu.by_value import class_from_bytes
+from worker.mgpu.diagnosis import offer_stacks
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.inputs import InputReceiver
 from worker.mgpu.lifeline import tie_to_controller
@@ -41,6 +42,7 @@ def rank_main(
     tie_to_controller(plan.controller_pid, alive)
     os.set_inheritable(control.fileno(), False)
     redirect_output(output)
+    offer_stacks(plan.evidence_folder, plan.rank)
     atexit.register(_skip_finalization)  # first in, last to run
     link = Link(control)
     try:
@@ -82,6 +84,7 @@ class Rank:
         self._leave()
 
     def _prepare(self, setup_kwargs: Travelling) -> tuple[MGPURunner, Groups]:
+        self._say(Phase.STARTED)
         bind_device(self._plan)
         self._say(Phase.BOUND)
         runner_cls = class_from_bytes(self._plan.fleet.runner_definition)
@@ -135,6 +138,8 @@ class Rank:
     def _tell_value(self, kind: Kind, value: object) -> None:
         try:
             packed = pack(value, share_cuda=self._plan.fleet.outputs == "device")
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # reducers raise anything, even ValueError, which would pass for a refusal
             raise UnpicklableResultError(f"{type(value).__name__} does not pickle: {error}") from error
         self._link.send(Message(kind, self._job_id, self._sequence, packed.body, packed.segment))

@@ -9,8 +9,10 @@ import socket
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
+from pathlib import Path
 
-from worker.mgpu.errors import RankFailure
+from worker.mgpu.diagnosis import ask_for_collectives, ask_for_stacks, collectives_file
+from worker.mgpu.errors import FailureKind, RankFailure
 from worker.mgpu.link import Link
 from worker.mgpu.logs import RankLog
 from worker.mgpu.rank import rank_main
@@ -29,6 +31,7 @@ class RankProcess:
         self.heard_at = time.monotonic()
         self.has_failed = False
         self.log = log
+        self._evidence_folder = plan.evidence_folder
         ours, theirs = socket.socketpair()
         self.output, output_writer = context.Pipe(duplex=False)
         os.set_blocking(self.output.fileno(), False)
@@ -67,6 +70,15 @@ class RankProcess:
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, number)
 
+    def dump_stacks(self) -> None:
+        if self.phase not in (Phase.SPAWNED, Phase.GONE):
+            ask_for_stacks(self.pid)
+
+    def dump_collectives(self) -> Path | None:
+        """Where NCCL's flight recorder will write, if this rank has one."""
+        is_heard = ask_for_collectives(self._evidence_folder, self.rank)
+        return collectives_file(self._evidence_folder, self.rank) if is_heard else None
+
     def reap(self, within_s: float = 1.0) -> None:
         """After its death. What it left running in its process group goes too."""
         self._process.join(within_s)
@@ -85,7 +97,7 @@ class RankProcess:
     def failure_from_report(self, report: ErrorReport) -> RankFailure:
         return RankFailure(
             self.rank, self.pid, self.phase, report.cause_type, report.text, report.traceback,
-            failed_at=report.failed_at,
+            failed_at=report.failed_at, kind=report.kind,
         )  # fmt: skip
 
     def failure_from_death(self, phase: Phase) -> RankFailure:
@@ -96,7 +108,7 @@ class RankProcess:
             text += '; a script that starts a controller needs `if __name__ == "__main__":` around it'
         return RankFailure(
             self.rank, self.pid, phase, cause_type, text,
-            log_tail=tuple(self.log.tail), failed_at=time.monotonic(), is_death=True,
+            log_tail=tuple(self.log.tail), failed_at=time.monotonic(), kind=FailureKind.DIED,
         )  # fmt: skip
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.mgpu.errors import RunnerError
+from worker.mgpu.errors import FailureKind, RunnerError
 from worker.mgpu.tensors import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
+    kind: FailureKind
     cause_type: str
     text: str
     traceback: str
@@ -23,9 +24,11 @@ class ErrorReport:
 
 def report_error(error: BaseException) -> bytes:
     """Runs in a rank; returns the body of a message."""
+    kind = _kind_of(error)
     report = ErrorReport(
+        kind=kind,
         cause_type=type(error).__name__,
-        text=str(error) + _memory_summary(error),
+        text=str(error) + (_memory_summary() if kind is FailureKind.OUT_OF_MEMORY else ""),
         traceback="".join(traceback.format_exception(error)),
         failed_at=time.monotonic(),
         original=_packed_original(error),
@@ -67,5 +70,10 @@ def _unpacked_original(report: ErrorReport) -> RunnerError | None:
     return error if isinstance(error, RunnerError) else None
 
 
-def _memory_summary(error: BaseException) -> str:
-    return f"\n{torch.cuda.memory_summary()}" if isinstance(error, torch.OutOfMemoryError) else ""
+def _kind_of(error: BaseException) -> FailureKind:
+    is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return FailureKind.OUT_OF_MEMORY if is_out_of_memory else FailureKind.RAISED
+
+
+def _memory_summary() -> str:
+    return f"\n{torch.cuda.memory_summary()}" if torch.cuda.is_initialized() else ""

@@ -28,6 +28,7 @@ class Phase(StrEnum):
     """What a rank last said about itself."""
 
     SPAWNED = "spawned"  # interpreter starting, importing
+    STARTED = "started"  # our code runs; binds its device
     BOUND = "bound"  # has its device; the runner's __init__ runs
     INIT = "init"  # joins the process group
     GROUPS = "groups"  # creates the runner's groups

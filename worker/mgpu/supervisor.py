@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from pathlib import Path
 
+from worker.mgpu.diagnosis import COLLECTIVES_LIMIT_S, STACKS_LIMIT_S
 from worker.mgpu.errors import (
     ControllerAlreadyStartedError,
     ControllerBusyError,
@@ -22,9 +23,7 @@ from worker.mgpu.errors import (
     FatalFleetError,
     FleetDesyncError,
     JobTimeoutError,
-    RankDiedError,
     RankFailure,
-    RunnerFailedError,
     StartError,
     StartTimeoutError,
 )
@@ -32,9 +31,9 @@ from worker.mgpu.fleet import Fleet
 from worker.mgpu.inputs import EncodedJob
 from worker.mgpu.job import Job, ProtocolError
 from worker.mgpu.link import TERMINALS, Kind, Message
-from worker.mgpu.logs import FleetLogs
 from worker.mgpu.state import MOVES, Phase, State
 from worker.mgpu.status import ControllerStatus, RankStatus
+from worker.mgpu.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +41,6 @@ log = logging.getLogger(__name__)
 # setup for one reason do so within moments, and all of them belong into the error.
 JOB_SETTLE_S = 0.05
 START_SETTLE_S = 0.3
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Why the fleet is being ended; becomes an error when no more is to be learnt."""
-
-    error_type: type[FatalFleetError]
-    text: str = ""
-    cause: BaseException | None = None
-
-    def to_error(self, failures: Sequence[RankFailure]) -> FatalFleetError:
-        """`failures`: the cause first. A peer that died explains an exception, not the other way round."""
-        is_death = self.error_type is RunnerFailedError and failures[0].is_death
-        error_type = RankDiedError if is_death else self.error_type
-        text = self.text or f"the fleet is gone because of rank {failures[0].rank}; construct a new controller"
-        error = error_type(text, failures)
-        error.__cause__ = self.cause
-        return error
 
 
 class Supervisor:
@@ -70,7 +51,6 @@ class Supervisor:
         self.fatal_error: FatalFleetError | ControllerShutdownError | None = None
         self._lock = threading.RLock()  # a signal handler may shut down while its thread is in here
         self._asymmetry_grace_s = asymmetry_grace_s
-        self._evidence: FleetLogs | None = None  # of a poisoned fleet, until shutdown()
         self._last_job_id = 0
         self._failures: list[RankFailure] = []
         self._verdict: Verdict | None = None
@@ -149,9 +129,8 @@ class Supervisor:
         if fleet is not None and not is_nested:
             fleet.join()
         with self._lock:
-            if self.state is State.POISONED and self._evidence is not None:
+            if self.state is State.POISONED and self.fleet is None:
                 self._move(State.STOPPED)
-                self._evidence.remove()
 
     # --- for the fleet's thread ---
 
@@ -186,7 +165,7 @@ class Supervisor:
             self._failures.append(failure)
             if self._verdict is not None:
                 return  # being ended already
-            verdict = Verdict(StartError if self.state is State.STARTING else RunnerFailedError)
+            verdict = Verdict(StartError if self.state is State.STARTING else None)
             settle_s = START_SETTLE_S if self.state is State.STARTING else JOB_SETTLE_S
             if self.state in (State.IDLE, State.RUNNING):
                 self._move(State.POISONED)
@@ -206,20 +185,19 @@ class Supervisor:
 
     def fleet_gone(self, surviving_pids: Sequence[int]) -> None:
         with self._lock:
-            fleet, self.fleet = self._required_fleet(), None
             if surviving_pids:
                 log.error("processes %s survived SIGKILL; look for them", list(surviving_pids))
-            error = self._end_error()
+            ended_badly = self._verdict is not None
             if self.state is State.POISONED:
-                self.fatal_error = error
-                self._evidence = fleet.logs
+                self._tell_end()
             else:
+                error = self._end_error()
                 self._move(State.STOPPED)
-                fleet.logs.remove()
-            if not self._started.done():
-                self._started.set_exception(error)
-            if self.job is not None and not self.job.has_ended:
-                self.job.fail(error)
+                if not self._started.done():
+                    self._started.set_exception(error)
+                self._fail_job(error)
+            fleet, self.fleet = self._required_fleet(), None
+            fleet.logs.close(is_evidence=ended_badly)
 
     def _settled(self, verdict: Verdict) -> None:
         with self._lock:
@@ -262,7 +240,7 @@ class Supervisor:
         return error
 
     def _condemn(self, verdict: Verdict) -> None:
-        """Nothing more is to be learnt: end the fleet. The first verdict stays."""
+        """Nothing more is to be learnt from waiting: end the fleet. The first verdict stays."""
         if self._verdict is not None:
             return
         self._verdict = verdict
@@ -270,7 +248,34 @@ class Supervisor:
             self._move(State.POISONED)
         fleet = self._required_fleet()
         fleet.cancel("start", "job", "asymmetry", "settle")
-        fleet.kill()
+        if verdict.needs_stacks:
+            fleet.dump_stacks()
+            fleet.after("stacks", STACKS_LIMIT_S, self._carry_out)
+        else:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        """The caller hears of it first: NCCL's record and the kernel's clean-up of a GPU process take their time."""
+        with self._lock:
+            fleet, verdict = self._required_fleet(), self._verdict
+            is_riddle = verdict is not None and verdict.needs_stacks and self.state is State.POISONED
+            recorded = fleet.dump_collectives() if is_riddle else []
+            if self.state is State.POISONED:
+                self._tell_end(recorded)
+            if recorded:
+                fleet.after("collectives", COLLECTIVES_LIMIT_S, fleet.kill)
+            else:
+                fleet.kill()
+
+    def _tell_end(self, more_evidence: Sequence[Path] = ()) -> None:
+        """To the job's owner, and to all who come later. Once."""
+        if self.fatal_error is None:
+            self.fatal_error = self._end_error(more_evidence)
+            self._fail_job(self.fatal_error)
+
+    def _fail_job(self, error: BaseException) -> None:
+        if self.job is not None and not self.job.has_ended:
+            self.job.fail(error)
 
     def _note_end(self, job: Job, kind: Kind) -> None:
         fleet = self._required_fleet()
@@ -308,14 +313,14 @@ class Supervisor:
         processes = self._required_fleet().ranks
         return ", ".join(f"rank {rank} (pid {processes[rank].pid})" for rank in ranks)
 
-    def _end_error(self) -> ControllerShutdownError | FatalFleetError:
+    def _end_error(self, more_evidence: Sequence[Path] = ()) -> ControllerShutdownError | FatalFleetError:
         """What the end of the fleet means to whoever waits."""
-        failures = sorted(self._failures, key=lambda failure: (not failure.is_death, failure.failed_at))
-        if (self._verdict is None and not failures) or self.state is State.STOPPING:
-            notes = "".join(f"; {failure.describe()}" for failure in failures)
+        if (self._verdict is None and not self._failures) or self.state is State.STOPPING:
+            notes = "".join(f"; {failure.describe()}" for failure in self._failures)
             return ControllerShutdownError(f"the controller was shut down{notes}")
-        verdict = self._verdict or Verdict(RunnerFailedError)
-        error = verdict.to_error(failures)
+        verdict = self._verdict or Verdict(None)
+        evidence = [*self._required_fleet().logs.evidence(), *more_evidence]
+        error = verdict.to_error(self._failures, evidence)
         for note in self.job.refusals() if self.job else ():
             error.add_note(note)
         return error

@@ -6,12 +6,14 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
+from worker.mgpu.diagnosis import offer_collectives
 from worker.mgpu.placement import Backend
 from worker.mgpu.runner import NCCLGroups
 
@@ -40,6 +42,7 @@ class RankPlan:
     rank: int
     store_port: int
     controller_pid: int
+    evidence_folder: Path
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +83,7 @@ def _describe_in_environment(plan: RankPlan) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else Gloo resolves the host name, which pods may lack
     # A first compile holds the GIL for minutes; the watchdog must not take that for a hang.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "1800")
+    offer_collectives(plan.evidence_folder)
 
 
 def join_process_group(plan: RankPlan) -> None:

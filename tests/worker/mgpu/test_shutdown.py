@@ -30,7 +30,7 @@ def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make) -> No
     """78, 79, 82, 29, 40, 93"""
     controller = new_fleet()
     pids = pids_of(controller)
-    logs = controller._supervisor.fleet.logs.directory
+    logs = controller._supervisor.fleet.logs.folder
     assert logs.is_dir()
     first = controller.stream(command="nothing")
     first.drain()

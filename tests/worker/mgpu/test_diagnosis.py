@@ -1,0 +1,169 @@
+"""What an error says about a fleet whose ranks hung or diverged, and where that stays."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.mgpu.conftest import await_equal, is_running
+from tests.worker.mgpu.runners import CommandRunner, SetupRunner
+from worker.mgpu import (
+    ControllerDeadError,
+    FatalFleetError,
+    FleetDesyncError,
+    JobTimeoutError,
+    MGPUController,
+    MGPURunner,
+    RankDiedError,
+    RankOutOfMemoryError,
+    RunnerFailedError,
+    StartTimeoutError,
+)
+from worker.mgpu.fleet import Fleet
+from worker.mgpu.logs import KEPT_FOLDERS, FleetLogs
+
+Make = Callable[..., MGPUController]
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """So that other fleets of this machine are not counted."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def fatal_error(run: Callable[[], Any]) -> FatalFleetError:
+    with pytest.raises(FatalFleetError) as caught:
+        run()
+    return caught.value
+
+
+def stacks_of(error: FatalFleetError) -> dict[str, str]:
+    return {path.name: path.read_text() for path in error.evidence if path.suffix == ".stacks"}
+
+
+@pytest.mark.parametrize(("command", "function"), [("hang", "in hang"), ("hold_the_gil", "in hold_the_gil")])
+def test_a_hang_is_told_with_the_stacks_of_every_rank(new_fleet: Make, command: str, function: str) -> None:
+    """75, 73: also of native code that holds the GIL, and in time."""
+    controller = new_fleet()
+    began = time.monotonic()
+    error = fatal_error(lambda: list(controller.stream(command=command, timeout=0.5)))
+    assert time.monotonic() - began < 0.5 + 0.3
+    assert isinstance(error, JobTimeoutError)
+    stacks = stacks_of(error)
+    assert sorted(stacks) == ["rank0.stacks", "rank1.stacks"]
+    assert all(function in text for text in stacks.values())
+    assert f"evidence in {error.evidence[0].parent}" in str(error)
+    controller.shutdown()
+    assert all(path.exists() for path in error.evidence)
+
+
+def test_a_desync_is_told_with_the_stacks_of_the_silent(new_fleet: Make) -> None:
+    """63, 75"""
+    controller = new_fleet(asymmetry_grace=0.3)
+    error = fatal_error(lambda: list(controller.stream(command="refuse_and_wait")))
+    assert isinstance(error, FleetDesyncError)
+    assert "in refuse_and_wait" in stacks_of(error)["rank0.stacks"]
+
+
+def test_a_start_that_hangs_is_told_with_the_stacks(new_controller: Make) -> None:
+    """16, 75: of the rank that waits in its setup, and no process is left when start() raises."""
+    controller = new_controller(SetupRunner)
+    error = fatal_error(lambda: controller.start(timeout=5, faults={0: "wait", 1: "wait"}))
+    assert isinstance(error, StartTimeoutError)
+    assert "in setup" in stacks_of(error)["rank1.stacks"]
+
+
+def test_the_error_comes_before_the_end_of_the_processes(new_fleet: Make) -> None:
+    """70: a GPU process takes its time to die; its caller must not wait for that. shutdown() does."""
+    controller = new_fleet()
+    pid = controller.status().ranks[1].pid
+    stream = controller.stream(command="hang")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fleet, "kill", lambda self: None)  # as if the kernel took for ever
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        assert isinstance(fatal_error(lambda: list(stream)), RankDiedError)
+        assert time.monotonic() - began < 1
+        assert not controller.is_alive
+        with pytest.raises(ControllerDeadError):
+            controller.stream(command="hang")
+        assert is_running(controller.status().ranks[0].pid)
+    controller._supervisor.fleet.kill()
+    controller.shutdown()
+    assert controller.status().ranks == ()
+
+
+class MemoryRunner(CommandRunner):
+    def exhaust(self, kind: str) -> Iterator[Any]:
+        yield None
+        raise {"gpu": torch.OutOfMemoryError, "host": MemoryError}[kind]("wanted 4 TB")
+
+    def refuse_to_exhaust(self) -> Iterator[Any]:
+        try:
+            yield from self.exhaust("gpu")
+        except torch.OutOfMemoryError as error:
+            raise ValueError("too large for this GPU") from error
+
+
+@pytest.mark.parametrize(("kind", "name"), [("gpu", "OutOfMemoryError"), ("host", "MemoryError")])
+def test_a_rank_without_memory_is_named_as_that(new_fleet: Make, kind: str, name: str) -> None:
+    """67"""
+    error = fatal_error(lambda: list(new_fleet(MemoryRunner).stream(command="exhaust", kind=kind)))
+    assert isinstance(error, RankOutOfMemoryError)
+    assert isinstance(error, RunnerFailedError)
+    assert error.cause_type == name
+    assert "ran out of memory" in str(error)
+
+
+def test_a_runner_that_catches_its_lack_of_memory_stays_recoverable(new_fleet: Make) -> None:
+    """67"""
+    controller = new_fleet(MemoryRunner)
+    controller.stream(command="refuse_to_exhaust").drain()
+    assert controller.is_alive
+
+
+# --- the folders ---
+
+
+def make_folder(parent: Path, name: str, made_at: float) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    os.utime(folder, (made_at, made_at))
+    return folder
+
+
+def test_of_the_folders_that_bad_ends_left_the_newest_stay(own_temporary_folder: Path) -> None:
+    """93: but one that a living controller holds is never touched, and nothing of anybody else."""
+    old = [make_folder(own_temporary_folder, f"mgpu-{i:02}", made_at=1000.0 + i) for i in range(KEPT_FOLDERS + 3)]
+    other = make_folder(own_temporary_folder, "other", made_at=1.0)
+    held = os.open(old[0], os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    logs = FleetLogs(None)
+    assert [folder.exists() for folder in old] == [True, False, False] + [True] * KEPT_FOLDERS
+    assert other.exists()
+    logs.close(is_evidence=False)
+    assert not logs.folder.exists()
+    os.close(held)
+
+
+class ClosureRunner(MGPURunner):
+    def __call__(self) -> Iterator[Any]:
+        yield None
+
+
+def test_a_clean_end_leaves_no_folder(new_fleet: Make, own_temporary_folder: Path) -> None:
+    """91, 93"""
+    controller = new_fleet(ClosureRunner)
+    assert len(list(own_temporary_folder.glob("mgpu-*"))) == 1
+    controller.shutdown()
+    await_equal(lambda: list(own_temporary_folder.glob("mgpu-*")), [])
