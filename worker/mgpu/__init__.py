@@ -27,13 +27,14 @@ from worker.mgpu.errors import (
     SymmetricRunnerError,
     WrongOwnerError,
 )
-from worker.mgpu.runner import MGPURunner, NCCLGroups
+from worker.mgpu.runner import Borrowed, MGPURunner, NCCLGroups
 from worker.mgpu.state import Phase, State
 from worker.mgpu.status import ControllerStatus, RankStatus
 from worker.mgpu.stream import Stream
 
 __all__ = [
     "AsymmetricRunnerError",
+    "Borrowed",
     "ControllerAlreadyStartedError",
     "ControllerBusyError",
     "ControllerDeadError",

@@ -37,6 +37,9 @@ class MGPUController:
     outputs             "cpu" copies yielded CUDA tensors to the CPU inside the rank
     collective_timeout  of the process groups; a job's own timeout is given to stream()
     asymmetry_grace     how long after a rank's RunnerError the others may take to end; 0: for ever
+    max_buffered_bytes  of one rank's yields that the caller has not read; beyond it the rank waits in its `yield`
+    check_lockstep      for debugging runners whose ranks all yield alike: a barrier at each yield names the first
+                        rank that does not
 
     Construction starts nothing and touches no GPU.
     """
@@ -53,6 +56,8 @@ class MGPUController:
         outputs: Outputs = "device",
         collective_timeout: Duration = timedelta(minutes=30),
         asymmetry_grace: Duration = 30.0,
+        max_buffered_bytes: int = 1 << 30,
+        check_lockstep: bool = False,
     ) -> None:
         require_runner_class(runner_cls)
         self._placement = Placement(num_gpus, None if devices is None else tuple(devices), backend)
@@ -61,8 +66,12 @@ class MGPUController:
         self._runner_cls = runner_cls
         self._logs_specs = logs_specs
         self._allow_shared = allow_shared
+        if max_buffered_bytes <= 0:
+            raise ValueError(f"max_buffered_bytes must be positive, got {max_buffered_bytes}")
         self._outputs = outputs
         self._collective_timeout = timedelta(seconds=_seconds(collective_timeout))
+        self._max_buffered_bytes = max_buffered_bytes
+        self._check_lockstep = check_lockstep
         self._supervisor = Supervisor(_seconds(asymmetry_grace))
 
     def start(self, /, *, timeout: Duration = timedelta(minutes=30), **setup_kwargs: Any) -> None:
@@ -71,9 +80,7 @@ class MGPUController:
         Raises StartError (a rank raised or died) or StartTimeoutError; then no process is left. Raises ValueError,
         before any process exists, for devices that are not there or have a fleet already.
         """
-        definition = class_to_bytes(self._runner_cls)
-        devices = self._placement.resolve()
-        plan = FleetPlan(definition, self._placement.backend, devices, self._outputs, self._collective_timeout)
+        plan = self._plan()
         started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
         self._stop_at_exit = weakref.finalize(self, Supervisor.shut_down, self._supervisor, 0.0)
         # Runs before multiprocessing's own exit hook, which would wait for the ranks for ever.
@@ -119,6 +126,17 @@ class MGPUController:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown(graceful_timeout=60.0 if kind is None else 0.0)
+
+    def _plan(self) -> FleetPlan:
+        return FleetPlan(
+            runner_definition=class_to_bytes(self._runner_cls),
+            backend=self._placement.backend,
+            devices=self._placement.resolve(),
+            outputs=self._outputs,
+            collective_timeout=self._collective_timeout,
+            max_buffered_bytes=self._max_buffered_bytes,
+            check_lockstep=self._check_lockstep,
+        )
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:
         claim = DeviceClaim(plan.devices, may_share=self._allow_shared)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from worker.mgpu import cuda_ipc
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.link import Message
 from worker.mgpu.segment import Segment, offsets_of
@@ -49,7 +50,7 @@ def encode_job(kwargs: dict[str, object]) -> EncodedJob:
     tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
     for name, tensor in tensors.items():
         require_plain(f"keyword {name}", tensor)
-    on_cpu = {name: as_bytes(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    on_cpu = {name: as_bytes(tensor.cpu()) for name, tensor in tensors.items() if not _is_shared_with_rank(tensor)}
     on_cuda = {name: tensor for name, tensor in tensors.items() if name not in on_cpu}
     inputs = JobInputs(
         plain={name: value for name, value in kwargs.items() if name not in tensors},
@@ -58,6 +59,10 @@ def encode_job(kwargs: dict[str, object]) -> EncodedJob:
     )
     body = pack(inputs, share_cuda=False, inline=True).body
     return EncodedJob(body, _segment_of(list(on_cpu.values())))
+
+
+def _is_shared_with_rank(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and cuda_ipc.can_share()
 
 
 def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:

@@ -32,6 +32,11 @@ class Job:
     arrivals: SimpleQueue[Said | BaseException] = field(default_factory=SimpleQueue)
     ends: dict[int, Message] = field(default_factory=dict)  # of the ranks that have ended
     yields: dict[int, int] = field(default_factory=dict)  # how many items each rank has yielded
+    # The two below are written by the owner's thread and the fleet's, each its own, without a lock: whoever writes
+    # second sees the other's value. That both may tell the rank does no harm.
+    reads: dict[int, int] = field(default_factory=dict)  # how many items of each rank the owner is done with
+    waits: dict[int, int] = field(default_factory=dict)  # ranks that go on when the owner is done with that item
+    reading: Said | None = None  # the item that the owner has in hand
 
     @property
     def has_ended(self) -> bool:
@@ -52,6 +57,19 @@ class Job:
         else:
             self.yields[rank] = message.sequence + 1
         self.arrivals.put(Said(rank, message))
+
+    def note_wait(self, rank: int, sequence: int) -> bool:
+        """Whether the rank may go on at once."""
+        self.waits[rank] = sequence
+        return self.reads.get(rank, 0) > sequence
+
+    def note_read(self) -> Said | None:
+        """The owner lets go of what it has in hand; returned if its rank waits for that."""
+        said, self.reading = self.reading, None
+        if said is None:
+            return None
+        self.reads[said.rank] = said.message.sequence + 1
+        return said if self.waits.get(said.rank) == said.message.sequence else None
 
     def fail(self, error: BaseException) -> None:
         """Whoever reads gets the error, after what has arrived."""

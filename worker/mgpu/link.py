@@ -26,6 +26,8 @@ class Kind(IntEnum):
     RETURNED = 6  # rank -> controller, ends the job: the generator returned
     REFUSED = 7  # rank -> controller, ends the job: RunnerError or ValueError
     FAILED = 8  # rank -> controller, ends the rank: any other exception
+    WAITS = 9  # rank -> controller: it goes on when the caller is done with the item of this sequence number
+    READ = 10  # controller -> rank: the caller is done with the items up to this sequence number
 
 
 TERMINALS = (Kind.RETURNED, Kind.REFUSED)  # the last message of a rank about a job

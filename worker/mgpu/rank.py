@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import logging
 import os
 import signal
 import socket
@@ -19,18 +20,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from worker.mgpu import cuda_ipc
 from worker.mgpu.by_value import class_from_bytes
+from worker.mgpu.channel import Channel
 from worker.mgpu.diagnosis import offer_stacks
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.inputs import InputReceiver
 from worker.mgpu.lifeline import tie_to_controller
 from worker.mgpu.link import Kind, Link, Message
+from worker.mgpu.lockstep import require_same_step
 from worker.mgpu.logs import redirect_output
 from worker.mgpu.reports import report_error
 from worker.mgpu.runner import MGPURunner
 from worker.mgpu.state import Phase
-from worker.mgpu.tensors import Travelling, pack
+from worker.mgpu.tensors import Packed, Travelling, pack
 from worker.mgpu.world import Groups, RankPlan, bind_device, create_groups, join_process_group
+
+log = logging.getLogger(__name__)  # to descriptor 2, and so to the rank's log
 
 LEAVE_DEADLINE_S = 5.0  # destroying communicators, or a runner's left-over threads, may hang
 _REASON_SIZE_BYTES = 256
@@ -46,7 +52,7 @@ def rank_main(
     atexit.register(_skip_finalization)  # first in, last to run
     link = Link(control)
     try:
-        rank = Rank(plan, link, setup_kwargs)
+        rank = Rank(plan, Channel(link, plan.fleet.max_buffered_bytes), setup_kwargs)
         del setup_kwargs
         rank.serve()
     except BaseException as error:  # the controller must hear of it, SystemExit included
@@ -61,42 +67,42 @@ def _wait_to_be_killed() -> None:
 
 
 class Rank:
-    def __init__(self, plan: RankPlan, link: Link, setup_kwargs: Travelling) -> None:
+    def __init__(self, plan: RankPlan, channel: Channel, setup_kwargs: Travelling) -> None:
         self._plan = plan
-        self._link = link
-        self._told_to_leave = False
-        self._job_id = 0
-        self._sequence = 0
-        self._stop_reason: str | None = None
+        self._channel = channel
         self._runner, self._groups = self._prepare(setup_kwargs)
+        self._share_cuda = self._can_share_cuda()
         self._inputs = InputReceiver(plan.rank, plan.device, self._groups.inputs, plan.fleet.world_size)
 
     def serve(self) -> None:
-        self._say(Phase.READY)
-        while not self._told_to_leave:
-            message = self._link.receive()
-            if message.kind is Kind.JOB:
-                self._run_job(message)
-            elif message.kind is Kind.EXIT:
-                self._told_to_leave = True
-            # A STOP here came after its job had ended.
-            del message
+        self._channel.say(Phase.READY)
+        while (job := self._channel.next_job()) is not None:
+            self._run_job(job)
+            del job
         self._leave()
 
     def _prepare(self, setup_kwargs: Travelling) -> tuple[MGPURunner, Groups]:
-        self._say(Phase.STARTED)
+        self._channel.say(Phase.STARTED)
         bind_device(self._plan)
-        self._say(Phase.BOUND)
+        self._channel.say(Phase.BOUND)
         runner_cls = class_from_bytes(self._plan.fleet.runner_definition)
         runner = runner_cls()
-        self._say(Phase.INIT)
+        self._channel.say(Phase.INIT)
         join_process_group(self._plan)
-        self._say(Phase.GROUPS)
+        self._channel.say(Phase.GROUPS)
         groups = create_groups(self._plan)
         self._inject(runner, groups)
-        self._say(Phase.SETUP)
+        self._channel.say(Phase.SETUP)
         runner.setup(**setup_kwargs.open())
         return runner, groups
+
+    def _can_share_cuda(self) -> bool:
+        if self._plan.device.type != "cuda" or self._plan.fleet.outputs == "cpu":
+            return False
+        if not cuda_ipc.can_share():
+            log.warning("rank %d: CUDA memory in expandable segments cannot be shared; outputs='cpu'", self._plan.rank)
+            return False
+        return True
 
     def _inject(self, runner: MGPURunner, groups: Groups) -> None:
         runner.rank = self._plan.rank
@@ -107,14 +113,15 @@ class Rank:
         runner._read_stop = self._read_stop
 
     def _run_job(self, message: Message) -> None:
-        self._job_id, self._sequence, self._stop_reason = message.job_id, 0, None
         self._runner.stop_reason = None
         try:
             value = self._iterate(self._call(self._inputs.receive(message)))
         except (RunnerError, ValueError) as error:
-            self._tell(Kind.REFUSED, report_error(error))
+            self._compare_steps(has_ended=True)
+            self._channel.tell_refusal(report_error(error))
             return
-        self._tell_value(Kind.RETURNED, value)
+        self._compare_steps(has_ended=True)
+        self._channel.tell_return(self._pack(value))
 
     def _call(self, kwargs: dict[str, object]) -> Generator[Any, Any, Any]:
         try:
@@ -132,42 +139,29 @@ class Rank:
                 item = next(generator)
             except StopIteration as end:
                 return end.value
-            self._tell_value(Kind.ITEM, item)
+            self._compare_steps(has_ended=False)
+            self._channel.tell_item(self._pack(item))
             del item
 
-    def _tell_value(self, kind: Kind, value: object) -> None:
+    def _compare_steps(self, *, has_ended: bool) -> None:
+        if self._plan.fleet.check_lockstep:
+            channel = self._channel
+            require_same_step(self._groups.flags, channel.job_id, channel.sequence, has_ended=has_ended)
+
+    def _pack(self, value: object) -> Packed:
         try:
-            packed = pack(value, share_cuda=self._plan.fleet.outputs == "device")
+            return pack(value, share_cuda=self._share_cuda)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # reducers raise anything, even ValueError, which would pass for a refusal
             raise UnpicklableResultError(f"{type(value).__name__} does not pickle: {error}") from error
-        self._link.send(Message(kind, self._job_id, self._sequence, packed.body, packed.segment))
-        self._sequence += 1
-        if packed.segment:
-            packed.segment.close()
-
-    def _tell(self, kind: Kind, body: bytes) -> None:
-        self._link.send(Message(kind, self._job_id, self._sequence, body))
-        self._sequence += 1
-
-    def _say(self, phase: Phase) -> None:
-        self._link.send(Message(Kind.PHASE, body=phase.encode()))
 
     def _read_stop(self) -> str | None:
         """Collective: what rank 0 finds on its control socket is the answer of all."""
         if self._plan.rank == 0:
-            self._take_pending()
-        if self._plan.fleet.world_size > 1:
-            self._stop_reason = self._agree(self._stop_reason)
-        return self._stop_reason
-
-    def _take_pending(self) -> None:
-        for message in self._link.receive_pending():
-            if message.kind is Kind.EXIT:
-                self._told_to_leave = True
-            elif message.kind is Kind.STOP and message.job_id == self._job_id:
-                self._stop_reason = message.body.decode()
+            self._channel.take_pending()
+        reason = self._channel.stop_reason
+        return reason if self._plan.fleet.world_size == 1 else self._agree(reason)
 
     def _agree(self, reason: str | None) -> str | None:
         encoded = (reason or "").encode()[:_REASON_SIZE_BYTES].ljust(_REASON_SIZE_BYTES, b"\0")
@@ -178,7 +172,7 @@ class Rank:
     def _leave(self) -> None:
         self._runner.teardown()
         del self._runner
-        self._say(Phase.LEFT)
+        self._channel.say(Phase.LEFT)
         threading.Thread(target=_exit_at_deadline, name="mgpu-leave", daemon=True).start()
         if "torch._dynamo" in sys.modules:
             # Graphs that captured collectives must go first: destroying their communicators can deadlock.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.mgpu.errors import FailureKind, RunnerError
+from worker.mgpu.lockstep import LockstepError
 from worker.mgpu.tensors import pack, unpack
 
 
@@ -71,8 +72,9 @@ def _unpacked_original(report: ErrorReport) -> RunnerError | None:
 
 
 def _kind_of(error: BaseException) -> FailureKind:
-    is_out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return FailureKind.OUT_OF_MEMORY if is_out_of_memory else FailureKind.RAISED
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return FailureKind.OUT_OF_MEMORY
+    return FailureKind.DIVERGED if isinstance(error, LockstepError) else FailureKind.RAISED
 
 
 def _memory_summary() -> str:

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from worker.mgpu.errors import RunnerError
 
-__all__ = ["MGPURunner", "NCCLGroups", "RunnerError", "require_runner_class"]
+__all__ = ["Borrowed", "MGPURunner", "NCCLGroups", "RunnerError", "require_runner_class"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class NCCLGroups:
     def gemma_group(self) -> ProcessGroup:
         """`text_group` under the name that LTX-2's runners use."""
         return self.text_group
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Yield this in place of a CUDA tensor, or inside of what you yield, to spare its copy.
+
+    The caller gets the tensor itself, over the rank's memory; `yield` returns when the caller asks for its next
+    element, and from then on the rank may overwrite the memory. A CPU tensor is copied as ever.
+    """
+
+    tensor: torch.Tensor
 
 
 class MGPURunner(ABC):

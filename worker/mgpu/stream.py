@@ -44,10 +44,12 @@ class Stream(Iterator[object]):
     def __next__(self) -> object:
         """Raises Symmetric- or AsymmetricRunnerError at the end, or a FatalFleetError, then and ever after."""
         self._require_owner()
+        self._supervisor.note_read(self._job)
         while not self._has_ended:
             said = self._await_next()
             if said.message.kind is Kind.ITEM:
                 self.last_rank = said.rank
+                self._job.reading = said
                 return unpack(said.message.body, said.message.view)
             self._note_end(said)
         if self._fatal_error is not None:

@@ -97,6 +97,13 @@ class Supervisor:
                 if self.state is State.RUNNING:
                     self._move(State.IDLE)
 
+    def note_read(self, job: Job) -> None:
+        """The owner asks for its next element: a rank may have waited for that."""
+        said = job.note_read()
+        fleet = self.fleet
+        if said is not None and fleet is not None:
+            fleet.send(said.rank, Message(Kind.READ, job.id, said.message.sequence))
+
     def request_stop(self, job: Job, reason: str) -> None:
         with self._lock:
             is_running = self.job is job and not job.has_ended and self.state is State.RUNNING
@@ -148,12 +155,19 @@ class Supervisor:
                 return
             try:
                 job = self._job_of(rank, message)
-                job.take(rank, message)
+                if message.kind is Kind.WAITS:
+                    self._note_wait(job, rank, message.sequence)
+                else:
+                    job.take(rank, message)
             except ProtocolError as error:
                 self._condemn(Verdict(FleetDesyncError, str(error)))
                 return
             if message.kind in TERMINALS:
                 self._note_end(job, message.kind)
+
+    def _note_wait(self, job: Job, rank: int, sequence: int) -> None:
+        if job.note_wait(rank, sequence):
+            self._required_fleet().send(rank, Message(Kind.READ, job.id, sequence))
 
     def _job_of(self, rank: int, message: Message) -> Job:
         if self.job is None:

@@ -20,6 +20,7 @@ import torch
 import torch.multiprocessing  # registers the CUDA IPC reductions with ForkingPickler
 
 from worker.mgpu.by_value import reduce_class, travels_by_value
+from worker.mgpu.runner import Borrowed
 from worker.mgpu.segment import Segment, SegmentView, offsets_of
 
 INLINE_LIMIT_BYTES = 32 << 10
@@ -30,6 +31,13 @@ _COUNT = struct.Struct("<Q")
 class Packed:
     body: bytes
     segment: Segment | None
+    shared_bytes: int = 0  # CUDA memory that the sender keeps for the receiver
+    is_borrowed: bool = False  # the receiver sees memory that the sender still uses
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes until the receiver has opened it."""
+        return len(self.body) + self.shared_bytes + (self.segment.size_bytes if self.segment else 0)
 
 
 def pack(value: object, *, share_cuda: bool, inline: bool = False) -> Packed:
@@ -44,7 +52,7 @@ def pack(value: object, *, share_cuda: bool, inline: bool = False) -> Packed:
     sizes = [buffer.nbytes for buffer in packer.buffers]
     header = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
     segment = Segment(packer.buffers) if sizes else None
-    return Packed(b"".join((header, stream.getbuffer())), segment)
+    return Packed(b"".join((header, stream.getbuffer())), segment, packer.shared_bytes, packer.has_borrowed)
 
 
 def unpack(body: bytes, view: SegmentView | None) -> object:
@@ -87,6 +95,8 @@ class _Packer(ForkingPickler):
     def __init__(self, stream: io.BytesIO, share_cuda: bool, inline: bool) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, self._place)
         self.buffers: list[memoryview] = []
+        self.shared_bytes = 0
+        self.has_borrowed = False
         self._share_cuda = share_cuda
         self._inline = inline
 
@@ -95,7 +105,15 @@ class _Packer(ForkingPickler):
             return reduce_class(value) if travels_by_value(value) else NotImplemented
         if isinstance(value, torch.Tensor):
             return self._reduce_tensor(value)
+        if isinstance(value, Borrowed):
+            return self._reduce_borrowed(value.tensor)
         return NotImplemented
+
+    def _reduce_borrowed(self, tensor: torch.Tensor) -> Any:
+        if not (tensor.is_cuda and self._share_cuda and _is_plain(tensor) and tensor.numel()):
+            return self._reduce_tensor(tensor)
+        self.has_borrowed = True
+        return torch.multiprocessing.reductions.reduce_tensor(tensor.detach().resolve_conj().resolve_neg())
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
@@ -103,6 +121,7 @@ class _Packer(ForkingPickler):
         if tensor.is_cuda and self._share_cuda:
             # A copy of its own: the runner may overwrite its buffer at once. torch keeps the copy alive until
             # the receiver has let go of it.
+            self.shared_bytes += tensor.nbytes
             return _reduce_shared(tensor.detach().resolve_conj().resolve_neg().clone().contiguous())
         flat = as_bytes(tensor.cpu())
         return _rebuild_tensor, (pickle.PickleBuffer(window(flat)), tensor.dtype, tuple(tensor.shape))

@@ -30,6 +30,8 @@ class FleetPlan:
     devices: tuple[torch.device, ...]  # of every rank, in rank order
     outputs: Outputs
     collective_timeout: timedelta
+    max_buffered_bytes: int
+    check_lockstep: bool
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,61 @@
+"""The debug mode that names the first rank out of step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.worker.mgpu.runners import CommandRunner
+from worker.mgpu import AsymmetricRunnerError, FleetDesyncError, MGPUController, SymmetricRunnerError
+from worker.mgpu.lockstep import describe_divergence
+
+Make = Callable[..., MGPUController]
+
+
+class Strider(CommandRunner):
+    def stride(self, steps: dict[int, int]) -> Iterator[Any]:
+        yield from range(steps.get(self.rank, 3))
+
+
+def test_different_yield_counts_are_legal(new_fleet: Make) -> None:
+    """77: unless asked to check."""
+    assert len(list(new_fleet(Strider).stream(command="stride", steps={0: 5, 1: 2}))) == 7
+
+
+def test_ranks_in_lockstep_pass_the_check(new_fleet: Make) -> None:
+    """77: however they end; an asymmetric refusal is told as ever."""
+    controller = new_fleet(Strider, check_lockstep=True)
+    assert len(list(controller.stream(command="stride", steps={}))) == 6
+    with pytest.raises(SymmetricRunnerError):
+        list(controller.stream(command="refuse", kind="value"))
+    with pytest.raises(AsymmetricRunnerError):
+        list(controller.stream(command="refuse", kind="value", ranks=[1]))
+    assert len(list(controller.stream(command="stride", steps={}))) == 6
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_first_rank_out_of_step_is_named(new_fleet: Make, world_size: int) -> None:
+    """77: at the yield where it happened."""
+    controller = new_fleet(Strider, check_lockstep=True, num_gpus=world_size)
+    received = []
+    with pytest.raises(
+        FleetDesyncError, match="rank 1 is the first out of step: it ended after 2 yields in job 1"
+    ) as caught:
+        received.extend(controller.stream(command="stride", steps={1: 2}))
+    assert sorted(received) == [0] * world_size + [1] * world_size
+    assert "rank 0 yielded again after 2 yields" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([(1, 0, 0), (1, 1, 0), (1, 1, 0)], "rank 0 is the first"),
+        ([(1, 3, 0), (1, 3, 1)], "rank 1 is the first out of step: it ended after 3 yields in job 1, while rank 0"),
+        ([(2, 0, 0), (2, 0, 0), (1, 9, 1)], "rank 2 is the first out of step: it ended after 9 yields in job 1"),
+    ],
+)
+def test_the_majority_is_right(steps: list[tuple[int, int, int]], named: str) -> None:
+    """77"""
+    assert describe_divergence(steps).startswith(named)
