@@ -13,6 +13,16 @@ from jobs.errors import RedisUnavailable
 from tests.servers import RedisServer, S3Server, find_weed, running_redis, running_s3, short_folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="long suites at their full length")
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether a test that is marked `slow` runs at its full length."""
+    return bool(pytestconfig.getoption("full"))
+
+
 @pytest.fixture(scope="session")
 def need_redis() -> None:
     """For a test that starts a Redis by itself."""

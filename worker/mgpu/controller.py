@@ -11,10 +11,11 @@ from typing import Any, Self
 
 from worker.mgpu.by_value import class_to_bytes
 from worker.mgpu.fleet import Fleet
-from worker.mgpu.inputs import encode_job
+from worker.mgpu.inputs import InputSender
 from worker.mgpu.logs import FleetLogs, LineSink, LogsSpecs
 from worker.mgpu.placement import Backend, DeviceClaim, Placement
 from worker.mgpu.runner import MGPURunner, require_runner_class
+from worker.mgpu.segment import SegmentPool
 from worker.mgpu.state import State
 from worker.mgpu.status import ControllerStatus
 from worker.mgpu.stream import Stream
@@ -40,6 +41,8 @@ class MGPUController:
     max_buffered_bytes  of one rank's yields that the caller has not read; beyond it the rank waits in its `yield`
     check_lockstep      for debugging runners whose ranks all yield alike: a barrier at each yield names the first
                         rank that does not
+    share_groups        whether the runner's groups are one communicator: to a runner that communicates from one thread
+                        it is the same; separate ones cost GPU memory and idle CPU
 
     Construction starts nothing and touches no GPU.
     """
@@ -58,6 +61,7 @@ class MGPUController:
         asymmetry_grace: Duration = 30.0,
         max_buffered_bytes: int = 1 << 30,
         check_lockstep: bool = False,
+        share_groups: bool = True,
     ) -> None:
         require_runner_class(runner_cls)
         self._placement = Placement(num_gpus, None if devices is None else tuple(devices), backend)
@@ -72,6 +76,7 @@ class MGPUController:
         self._collective_timeout = timedelta(seconds=_seconds(collective_timeout))
         self._max_buffered_bytes = max_buffered_bytes
         self._check_lockstep = check_lockstep
+        self._share_groups = share_groups
         self._supervisor = Supervisor(_seconds(asymmetry_grace))
 
     def start(self, /, *, timeout: Duration = timedelta(minutes=30), **setup_kwargs: Any) -> None:
@@ -80,9 +85,11 @@ class MGPUController:
         Raises StartError (a rank raised or died) or StartTimeoutError; then no process is left. Raises ValueError,
         before any process exists, for devices that are not there or have a fleet already.
         """
+        self._supervisor.require_own_process()
         plan = self._plan()
+        self._inputs = InputSender(plan.devices[0], SegmentPool() if plan.backend == "nccl" else None)
         started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
-        self._stop_at_exit = weakref.finalize(self, Supervisor.shut_down, self._supervisor, 0.0)
+        self._stop_at_exit = weakref.finalize(self, self._supervisor.shut_down_at_exit)
         # Runs before multiprocessing's own exit hook, which would wait for the ranks for ever.
         atexit.register(self._stop_at_exit)
         try:
@@ -97,14 +104,24 @@ class MGPUController:
         The other keywords are the runner's; top-level tensors arrive on every rank's device, nested ones on the CPU.
         Raises ControllerBusyError while another job is in flight, and whatever the pickling of a keyword raises.
         """
+        self._supervisor.require_own_process()
         self._supervisor.require_idle()
-        encoded = encode_job(kwargs)  # fails here, in the caller, before anything is claimed
+        encoded = self._inputs.encode(kwargs)  # fails here, in the caller, before anything is claimed
         timeout_s = None if timeout is None else _seconds(timeout)
         job = self._supervisor.dispatch(encoded, timeout_s)
         return Stream(job, self._supervisor, self)
 
+    def reclaim(self, job_id: int) -> Stream:
+        """The job in flight, for this thread to drain, when its owner has ended or has dropped its stream.
+
+        Raises WrongOwnerError while somebody can still read it, ValueError if no such job is in flight.
+        """
+        self._supervisor.require_own_process()
+        return Stream(self._supervisor.reclaim(job_id), self._supervisor, self)
+
     def shutdown(self, *, graceful_timeout: Duration = 60.0) -> None:
         """End the fleet: ranks finish their job and leave in that time, or are killed. Any thread may call this."""
+        self._supervisor.require_own_process()
         self._supervisor.shut_down(_seconds(graceful_timeout))
         if (hook := getattr(self, "_stop_at_exit", None)) is not None:
             hook.detach()
@@ -113,10 +130,12 @@ class MGPUController:
     @property
     def is_alive(self) -> bool:
         """Whether the fleet is up and unpoisoned."""
+        self._supervisor.require_own_process()
         return self._supervisor.state in (State.IDLE, State.RUNNING)
 
     def status(self) -> ControllerStatus:
         """For a health page. Never blocks; any thread may call this."""
+        self._supervisor.require_own_process()
         return self._supervisor.status()
 
     def __enter__(self) -> Self:
@@ -136,6 +155,7 @@ class MGPUController:
             collective_timeout=self._collective_timeout,
             max_buffered_bytes=self._max_buffered_bytes,
             check_lockstep=self._check_lockstep,
+            share_groups=self._share_groups,
         )
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:

@@ -1,18 +1,28 @@
-"""Whether this process can hand its CUDA memory to another one."""
+"""CUDA memory between processes: whether this one can share its own, and what a killed one leaves behind."""
 
 import functools
+import os
+from pathlib import Path
 
 import torch
 
 
 @functools.cache
-def can_share() -> bool:
+def can_share(device: torch.device) -> bool:
     """False with the allocator's expandable segments: their handles need permissions that containers withhold.
 
-    Looks at what the allocator has made, so it sees the environment's setting and a later call's alike. Ask when
-    CUDA is in use. Source: pytorch/pytorch#165685, #179220, #186213.
+    Looks at what the allocator has made, so it sees the environment's setting and a later call's alike.
+    Source: pytorch/pytorch#165685, #179220, #186213.
     """
-    probe = torch.empty(1, device="cuda")
+    probe = torch.empty(1, device=device)
     is_expandable = any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot())
     del probe
     return not is_expandable
+
+
+def remove_leftovers(pid: int) -> None:
+    """After a rank's death: CUDA and torch unlink their files in /dev/shm only when a process winds up in order."""
+    for pattern in (f"cuda.shm.*.{pid:x}.*", f"torch_{pid}_*"):
+        for path in Path("/dev/shm").glob(pattern):  # noqa: S108  # they chose the place
+            if path.stat().st_uid == os.getuid():
+                path.unlink(missing_ok=True)

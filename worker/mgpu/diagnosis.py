@@ -1,7 +1,8 @@
-"""What ranks can still tell when the fleet has to be ended and nobody raised: their stacks, and NCCL's own record.
+"""What ranks can still tell when the fleet has to be ended and nobody raised: their stacks and their collectives.
 
-Both come from native code, so a rank answers while its main thread sits in a collective or a C call. Each writes
-into the fleet's folder, beside the logs.
+The stacks come from a native signal handler, so a rank answers while its main thread sits in a C call and holds the
+GIL. torch's flight recorder is written by a thread of Python, which needs the GIL for a moment. Both write into the
+fleet's folder, beside the logs.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import contextlib
 import faulthandler
 import os
 import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-# A real-time signal: libraries use SIGUSR1 and SIGUSR2 for themselves.
-STACKS_SIGNAL = signal.SIGRTMIN + 7
-STACKS_LIMIT_S = 0.15  # how long an error waits for them
-COLLECTIVES_LIMIT_S = 2.0  # NCCL's monitor thread looks at its pipe once a second, then writes
-_RECORDED_COLLECTIVES = 2000
+from torch._C import _distributed_c10d
 
-# Newer name first; a torch that knows only the older one is served too.
-_RECORD_SIZE_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_RECORD_FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+from worker.mgpu.placement import Backend
+
+# A real-time signal: libraries use SIGUSR1 and SIGUSR2 for themselves.
+_STACKS_SIGNAL = signal.SIGRTMIN + 7
+STACKS_LIMIT_S = 0.15  # how long an error waits for both
+COLLECTIVES_LIMIT_S = 2.0  # how long a rank whose GIL is held lives on to write its record
+
+# Ranks in lockstep are one collective apart, so the last few tell. torch's default of 2000 takes 3 MB of each rank.
+_RECORDED_COLLECTIVES = "500"
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
@@ -28,12 +34,12 @@ def stacks_file(folder: Path, rank: int) -> Path:
 
 
 def collectives_file(folder: Path, rank: int) -> Path:
-    """For torch's `torchfrtrace`."""
+    """For torch's `torchfrtrace`: a common beginning, then the rank."""
     return Path(f"{_collectives_stem(folder)}{rank}")
 
 
 def _collectives_stem(folder: Path) -> str:
-    return str(folder / "nccl-rank")
+    return str(folder / "collectives-rank")
 
 
 # --- in a rank ---
@@ -41,21 +47,27 @@ def _collectives_stem(folder: Path) -> str:
 
 def offer_stacks(folder: Path, rank: int) -> None:
     file = os.open(stacks_file(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    faulthandler.register(STACKS_SIGNAL, file, all_threads=True)  # the descriptor stays open for good
+    faulthandler.register(_STACKS_SIGNAL, file, all_threads=True)  # the descriptor stays open for good
 
 
-def offer_collectives(folder: Path) -> None:
-    """Before the process group exists. What the user has set stays."""
-    stem = _collectives_stem(folder)
-    _set_unless_any_is(_RECORD_SIZE_NAMES, str(_RECORDED_COLLECTIVES))
-    _set_unless_any_is(_RECORD_FILE_NAMES, stem)
-    _set_unless_any_is(("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",), stem)
-    _set_unless_any_is(("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1")
+def offer_collectives(folder: Path, rank: int, backend: Backend, requests: Connection) -> None:
+    """Write the flight recorder's contents whenever `requests` gets a byte. NCCL's own watchdog writes there too."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _RECORDED_COLLECTIVES)
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", _collectives_stem(folder))
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace" if backend == "nccl" else "_dump_fr_trace", None)
+    if dump is not None:
+        arguments = (requests, collectives_file(folder, rank), dump)
+        threading.Thread(target=_record_on_request, args=arguments, name="mgpu-record", daemon=True).start()
 
 
-def _set_unless_any_is(names: tuple[str, ...], value: str) -> None:
-    if not any(name in os.environ for name in names):
-        os.environ.update(dict.fromkeys(names, value))
+def _record_on_request(requests: Connection, file: Path, dump: Callable[..., bytes]) -> None:
+    while os.read(requests.fileno(), 1):
+        # Without the stack of each past collective: to find the names of their frames takes 5 s (torch 2.11).
+        record = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(record)
+        partial.rename(file)
 
 
 # --- in the controller ---
@@ -64,15 +76,9 @@ def _set_unless_any_is(names: tuple[str, ...], value: str) -> None:
 def ask_for_stacks(pid: int) -> None:
     """Only of a rank that has offered them: the signal would end any other."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, STACKS_SIGNAL)
+        os.kill(pid, _STACKS_SIGNAL)
 
 
-def ask_for_collectives(folder: Path, rank: int) -> bool:
-    """Whether the rank has somebody who listens."""
-    try:
-        pipe = os.open(f"{collectives_file(folder, rank)}.pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # no NCCL there, not yet there, or gone
-        return False
-    with os.fdopen(pipe, "wb", buffering=0) as stream, contextlib.suppress(OSError):
-        stream.write(b"1")
-    return True
+def ask_for_collectives(requests: Connection) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(requests.fileno(), b"r")

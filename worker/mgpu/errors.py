@@ -7,6 +7,7 @@ RuntimeError
 │   ├── ControllerBusyError        a job is in flight
 │   ├── ControllerDeadError        poisoned; its cause is the fatal error
 │   ├── ControllerShutdownError    shut down, by this thread or another
+│   ├── ControllerForkedError      this process is a fork of the one that owns the fleet
 │   └── WrongOwnerError            another thread owns the stream
 └── FatalFleetError            the rank processes are gone: construct a new controller
     ├── RunnerFailedError          a rank raised something unexpected
@@ -87,6 +88,10 @@ class ControllerShutdownError(ControllerStateError):
     """The controller was shut down."""
 
 
+class ControllerForkedError(ControllerStateError):
+    """The controller belongs to the process that forked this one. Construct one here, after the fork."""
+
+
 class WrongOwnerError(ControllerStateError):
     """Only the thread that dispatched a job may iterate or drain its stream."""
 
@@ -95,8 +100,8 @@ class FatalFleetError(RuntimeError):
     """The fleet is gone, or being killed.
 
     failures  what is known per rank, the first cause first
-    evidence  files that tell more, in one folder: the ranks' logs, their stacks (`rankN.stacks`), NCCL's flight
-              recorder (`nccl-rankN`, complete at the latest when shutdown() returns)
+    evidence  files that tell more, in one folder that stays: the ranks' logs, their stacks (`rankN.stacks`), torch's
+              flight recorder (`collectives-rankN`); one that comes later than the error is there after shutdown()
     """
 
     def __init__(self, text: str, failures: Sequence[RankFailure] = (), evidence: Sequence[Path] = ()) -> None:

@@ -8,8 +8,8 @@ timer. What it learns it tells its handler, in this thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-import multiprocessing
 import os
 import selectors
 import signal
@@ -18,8 +18,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from pathlib import Path
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, Pipe
 from typing import Protocol
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but
 from worker.mgpu.errors import RankFailure
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.logs import FleetLogs
+from worker.mgpu.peers import connect
 from worker.mgpu.placement import DeviceClaim
 from worker.mgpu.rank_process import RankProcess
 from worker.mgpu.reports import read_report
@@ -119,13 +120,13 @@ class Fleet:
 
     # --- for the handler, in the fleet's thread ---
 
-    def dump_stacks(self) -> None:
+    def ask_what_ranks_do(self) -> None:
         for process in self.ranks:
-            process.dump_stacks()
+            process.ask_what_it_does()
 
-    def dump_collectives(self) -> list[Path]:
-        """Have NCCL's flight recorders write their files; returns those that will come."""
-        return [file for process in self.ranks if (file := process.dump_collectives())]
+    @property
+    def has_told_all(self) -> bool:
+        return all(process.has_told_its_collectives for process in self.ranks)
 
     # --- the thread ---
 
@@ -152,16 +153,24 @@ class Fleet:
         self._timers.run_due()
 
     def _spawn(self) -> None:
+        resource_tracker.ensure_running()  # by itself it would come with the first rank, and unblock the signal
+        # Ranks inherit this, so that a Ctrl-C while they still import reaches the controller alone.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._selector.register(self._wake_descriptor, selectors.EVENT_READ, self._run_actions)
-        context = multiprocessing.get_context("spawn")
         self._store = open_store()
-        reader, self._alive_writer = context.Pipe(duplex=False)
-        with reader:
-            for rank in range(self._plan.world_size):
+        reader, self._alive_writer = Pipe(duplex=False)
+        connections = connect(self._plan.world_size)
+        try:
+            for rank, peers in enumerate(connections):
                 plan = RankPlan(self._plan, rank, self._store.port, os.getpid(), self.logs.folder)
-                process = RankProcess(context, plan, self._required_setup(), reader, self.logs.open(rank))
+                process = RankProcess(plan, self._required_setup(), reader, peers, self.logs.open(rank))
                 self.ranks.append(process)
                 self._watch(process)
+        finally:
+            # Our copies of the ranks' ends: while they are open, no rank sees the end of another.
+            reader.close()
+            for end in itertools.chain(*connections):
+                end.close()
         self._setup = None  # big tensors, perhaps
 
     def _required_setup(self) -> Travelling:

@@ -7,6 +7,7 @@ broadcast for several dtypes, and bytes are exact for all. Layout of the broadca
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,13 @@ import torch.distributed as dist
 from worker.mgpu import cuda_ipc
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.link import Message
-from worker.mgpu.segment import Segment, offsets_of
+from worker.mgpu.segment import Segment, SegmentPool, offsets_of
 from worker.mgpu.tensors import as_bytes, pack, require_plain, unpack, window
 
+log = logging.getLogger(__name__)
+
 BROADCAST_CHUNK_BYTES = 16 << 20
+_LARGE_BYTES = 1 << 20  # of a keyword that does not go as a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +47,72 @@ class JobInputs:
 class EncodedJob:
     body: bytes
     segment: Segment | None  # for rank 0
+    pool: SegmentPool | None  # that the segment goes back to
+
+    def recycle(self) -> None:
+        """Rank 0 is done with the job."""
+        if self.segment is not None and self.pool is not None:
+            self.pool.give_back(self.segment)
 
 
-def encode_job(kwargs: dict[str, object]) -> EncodedJob:
-    """Take a snapshot of the keywords. Raises in the caller whatever pickling raises; nothing is claimed yet."""
-    tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in tensors.items():
-        require_plain(f"keyword {name}", tensor)
-    on_cpu = {name: as_bytes(tensor.cpu()) for name, tensor in tensors.items() if not _is_shared_with_rank(tensor)}
-    on_cuda = {name: tensor for name, tensor in tensors.items() if name not in on_cpu}
-    inputs = JobInputs(
-        plain={name: value for name, value in kwargs.items() if name not in tensors},
-        entries=tuple(_entry(name, tensors[name]) for name in (*on_cpu, *on_cuda)),
-        cuda_tensors=pack(list(on_cuda.values()), share_cuda=True, inline=True).body if on_cuda else b"",
-    )
-    body = pack(inputs, share_cuda=False, inline=True).body
-    return EncodedJob(body, _segment_of(list(on_cpu.values())))
+@dataclass(frozen=True, slots=True)
+class InputSender:
+    """The caller's end: turns keywords into the body of a JOB message, and the tensors' memory beside it."""
+
+    device: torch.device  # of rank 0
+    pool: SegmentPool | None  # for a GPU, which copies the snapshot. On the CPU rank 0 works on the segment itself
+
+    def encode(self, kwargs: dict[str, object]) -> EncodedJob:
+        """Take a snapshot of the keywords. Raises in the caller whatever pickling raises; nothing is claimed yet."""
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        for name, tensor in tensors.items():
+            require_plain(f"keyword {name}", tensor)
+        on_cuda = {name: tensor for name, tensor in tensors.items() if self._is_shared(tensor)}
+        on_cpu = {name: as_bytes(tensor.cpu()) for name, tensor in tensors.items() if name not in on_cuda}
+        inputs = JobInputs(
+            plain={name: value for name, value in kwargs.items() if name not in tensors},
+            entries=tuple(_entry(name, tensors[name]) for name in (*on_cpu, *on_cuda)),
+            cuda_tensors=pack(list(on_cuda.values()), share_cuda=True, inline=True).body if on_cuda else b"",
+        )
+        body = pack(inputs, share_cuda=False, inline=True).body
+        _name_large(inputs.plain, len(body))
+        return EncodedJob(body, self._segment_of(list(on_cpu.values())), self.pool)
+
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        # To open another GPU's memory would give rank 0 a context there, half a gigabyte.
+        return tensor.device == self.device and tensor.is_cuda and cuda_ipc.can_share(self.device)
+
+    def _segment_of(self, flat_tensors: Sequence[torch.Tensor]) -> Segment | None:
+        buffers = [window(flat) for flat in flat_tensors]
+        if not any(buffer.nbytes for buffer in buffers):
+            return None
+        return Segment(buffers) if self.pool is None else self.pool.take(buffers)
 
 
-def _is_shared_with_rank(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and cuda_ipc.can_share()
+def _name_large(plain: dict[str, object], total_bytes: int) -> None:
+    if total_bytes < _LARGE_BYTES or not log.isEnabledFor(logging.DEBUG):
+        return
+    for name, value in plain.items():
+        size_bytes = len(pack(value, share_cuda=False, inline=True).body)
+        if size_bytes > _LARGE_BYTES:
+            log.debug(
+                "keyword %s travels pickled, %d bytes to each rank; a top-level tensor is broadcast", name, size_bytes
+            )
 
 
 def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
     return TensorEntry(name, tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.element_size())
 
 
-def _segment_of(flat_tensors: Sequence[torch.Tensor]) -> Segment | None:
-    buffers = [window(flat) for flat in flat_tensors]
-    return Segment(buffers) if any(buffer.nbytes for buffer in buffers) else None
-
-
 @dataclass(frozen=True, slots=True)
 class InputReceiver:
-    """A rank's end: turns a JOB message into the keywords of the runner's call."""
+    """A rank's end: turns a JOB message into the keywords of the runner's call.
+
+    The broadcast uses the group of all ranks: it comes before the runner's call, so in the same order on every rank.
+    """
 
     rank: int
     device: torch.device
-    group: dist.ProcessGroup
     world_size: int
 
     def receive(self, message: Message) -> dict[str, object]:
@@ -114,7 +146,7 @@ class InputReceiver:
             return
         for chunk in flat.split(BROADCAST_CHUNK_BYTES):
             if chunk.numel():
-                dist.broadcast(chunk, src=0, group=self.group)
+                dist.broadcast(chunk, src=0)
 
 
 def _decode(body: bytes) -> JobInputs:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from worker.mgpu.errors import AsymmetricRunnerError, RunnerError, SymmetricRunnerError
+from worker.mgpu.inputs import EncodedJob
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.reports import read_report, rebuild_runner_error
 from worker.mgpu.tensors import unpack
@@ -29,6 +31,9 @@ class Job:
 
     id: int
     world_size: int
+    inputs: EncodedJob | None = None
+    owner: threading.Thread = field(default_factory=threading.current_thread)  # who alone may read its stream
+    is_dropped: bool = False  # its stream was, before its end
     arrivals: SimpleQueue[Said | BaseException] = field(default_factory=SimpleQueue)
     ends: dict[int, Message] = field(default_factory=dict)  # of the ranks that have ended
     yields: dict[int, int] = field(default_factory=dict)  # how many items each rank has yielded
@@ -37,6 +42,7 @@ class Job:
     reads: dict[int, int] = field(default_factory=dict)  # how many items of each rank the owner is done with
     waits: dict[int, int] = field(default_factory=dict)  # ranks that go on when the owner is done with that item
     reading: Said | None = None  # the item that the owner has in hand
+    terminals: dict[int, Terminal] = field(default_factory=dict)  # the ends that the owner has read
 
     @property
     def has_ended(self) -> bool:
@@ -58,10 +64,14 @@ class Job:
             self.yields[rank] = message.sequence + 1
         self.arrivals.put(Said(rank, message))
 
-    def note_wait(self, rank: int, sequence: int) -> bool:
-        """Whether the rank may go on at once."""
-        self.waits[rank] = sequence
-        return self.reads.get(rank, 0) > sequence
+    def note_wait(self, rank: int, message: Message) -> bool:
+        """Whether the rank may go on at once. Raises ProtocolError for one that waits for nothing."""
+        if message.job_id != self.id or message.sequence >= self.yields.get(rank, 0):
+            raise ProtocolError(
+                f"rank {rank} waits for item {message.sequence} of job {message.job_id}: not one of its"
+            )
+        self.waits[rank] = message.sequence
+        return self.reads.get(rank, 0) > message.sequence
 
     def note_read(self) -> Said | None:
         """The owner lets go of what it has in hand; returned if its rank waits for that."""

@@ -24,6 +24,7 @@ def tie_to_controller(controller_pid: int, alive: Connection) -> None:
     threading.Thread(target=_die_with_pipe, args=(alive,), name="mgpu-guard", daemon=True).start()
     os.setsid()  # a Ctrl-C in the terminal is for the controller, which then decides about us
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked since our start; children may want it
 
 
 def _die_with_pipe(alive: Connection) -> None:

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
+from worker.mgpu.peers import Peers
+
+_STEP = struct.Struct("<QQ?")
+
+
+class Step(NamedTuple):
+    job_id: int
+    yields: int  # before this moment
+    has_ended: bool
 
 
 class LockstepError(Exception):
     """A rank yielded where others ended, or the other way round."""
 
 
-def require_same_step(group: dist.ProcessGroup, job_id: int, yields: int, *, has_ended: bool) -> None:
-    """Collective over `group` (Gloo). `yields`: how many elements this rank has yielded before this moment.
+def require_same_step(peers: Peers, job_id: int, yields: int, *, has_ended: bool) -> None:
+    """Collective. `yields`: how many elements this rank has yielded before this moment.
 
     Raises LockstepError, on every rank alike. A rank that never gets here keeps its peers waiting: then the job's
     time-out tells, with stacks.
     """
-    mine = torch.tensor([job_id, yields, has_ended])
-    everyone = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(everyone, mine, group=group)
-    steps = [tuple(step.tolist()) for step in everyone]
+    steps = [Step(*_STEP.unpack(word)) for word in peers.gather(_STEP.pack(job_id, yields, has_ended))]
     if len(set(steps)) > 1:
         raise LockstepError(describe_divergence(steps))
 
 
-def describe_divergence(steps: Sequence[tuple[int, int, int]]) -> str:
-    """`steps`: of each rank its job, how many elements it had yielded, and whether it ended there."""
+def describe_divergence(steps: Sequence[Step]) -> str:
     usual, _ = Counter(steps).most_common(1)[0]  # of equals the first, which is rank 0's
     rank = next(rank for rank, step in enumerate(steps) if step != usual)
     return (
@@ -36,6 +41,5 @@ def describe_divergence(steps: Sequence[tuple[int, int, int]]) -> str:
     )
 
 
-def _tell(step: tuple[int, int, int]) -> str:
-    job_id, yields, has_ended = step
-    return f"{'ended' if has_ended else 'yielded again'} after {yields} yields in job {job_id}"
+def _tell(step: Step) -> str:
+    return f"{'ended' if step.has_ended else 'yielded again'} after {step.yields} yields in job {step.job_id}"

@@ -62,8 +62,8 @@ class FleetLogs:
         return RankLog(rank, self.folder / f"rank{rank}.log", self._sink)
 
     def evidence(self) -> list[Path]:
-        """The ranks' files that tell something: logs, stacks, and what NCCL recorded."""
-        files = [path for pattern in ("rank*.*", "nccl-rank*") for path in self.folder.glob(pattern)]
+        """The ranks' files that tell something: logs, stacks, and recorded collectives."""
+        files = [path for pattern in ("rank*.*", "collectives-rank*") for path in self.folder.glob(pattern)]
         return sorted(path for path in files if path.is_file() and path.stat().st_size)
 
     def close(self, *, is_evidence: bool) -> None:

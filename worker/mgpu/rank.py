@@ -6,6 +6,7 @@ Between jobs the main thread blocks in a read of its control socket: no collecti
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import logging
 import os
@@ -14,45 +15,57 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from worker.mgpu import cuda_ipc
 from worker.mgpu.by_value import class_from_bytes
 from worker.mgpu.channel import Channel
-from worker.mgpu.diagnosis import offer_stacks
+from worker.mgpu.diagnosis import offer_collectives, offer_stacks
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.inputs import InputReceiver
 from worker.mgpu.lifeline import tie_to_controller
 from worker.mgpu.link import Kind, Link, Message
 from worker.mgpu.lockstep import require_same_step
 from worker.mgpu.logs import redirect_output
+from worker.mgpu.peers import PeerLostError, Peers
 from worker.mgpu.reports import report_error
-from worker.mgpu.runner import MGPURunner
+from worker.mgpu.runner import MGPURunner, NCCLGroups
 from worker.mgpu.state import Phase
 from worker.mgpu.tensors import Packed, Travelling, pack
-from worker.mgpu.world import Groups, RankPlan, bind_device, create_groups, join_process_group
+from worker.mgpu.world import RankPlan, bind_device, create_groups, join_process_group
 
 log = logging.getLogger(__name__)  # to descriptor 2, and so to the rank's log
 
-LEAVE_DEADLINE_S = 5.0  # destroying communicators, or a runner's left-over threads, may hang
-_REASON_SIZE_BYTES = 256
+LEAVE_DEADLINE_S = 5.0  # a runner's left-over threads and exit handlers may hang
 
 
-def rank_main(
-    plan: RankPlan, setup_kwargs: Travelling, control: socket.socket, alive: Connection, output: Connection
-) -> None:
-    tie_to_controller(plan.controller_pid, alive)
-    os.set_inheritable(control.fileno(), False)
-    redirect_output(output)
+@dataclass(frozen=True, slots=True)
+class RankEnds:
+    """A rank's ends of what connects it with its controller."""
+
+    control: socket.socket  # messages, both ways
+    alive: Connection  # ends when the controller does
+    output: Connection  # takes what the rank prints
+    requests: Connection  # a byte asks for the flight recorder
+    peers: tuple[socket.socket, ...]  # to the other ranks, or to rank 0
+
+
+def rank_main(plan: RankPlan, setup_kwargs: Travelling, ends: RankEnds) -> None:
+    tie_to_controller(plan.controller_pid, ends.alive)
+    os.set_inheritable(ends.control.fileno(), False)
+    os.set_inheritable(ends.requests.fileno(), False)
+    redirect_output(ends.output)
     offer_stacks(plan.evidence_folder, plan.rank)
+    offer_collectives(plan.evidence_folder, plan.rank, plan.fleet.backend, ends.requests)
     atexit.register(_skip_finalization)  # first in, last to run
-    link = Link(control)
+    link = Link(ends.control)
     try:
-        rank = Rank(plan, Channel(link, plan.fleet.max_buffered_bytes), setup_kwargs)
+        peers = Peers(plan.rank, ends.peers, plan.fleet.collective_timeout.total_seconds())
+        rank = Rank(plan, Channel(link, plan.fleet.max_buffered_bytes), peers, setup_kwargs)
         del setup_kwargs
         rank.serve()
     except BaseException as error:  # the controller must hear of it, SystemExit included
@@ -67,12 +80,13 @@ def _wait_to_be_killed() -> None:
 
 
 class Rank:
-    def __init__(self, plan: RankPlan, channel: Channel, setup_kwargs: Travelling) -> None:
+    def __init__(self, plan: RankPlan, channel: Channel, peers: Peers, setup_kwargs: Travelling) -> None:
         self._plan = plan
         self._channel = channel
-        self._runner, self._groups = self._prepare(setup_kwargs)
+        self._peers = peers
+        self._runner = self._prepare(setup_kwargs)
         self._share_cuda = self._can_share_cuda()
-        self._inputs = InputReceiver(plan.rank, plan.device, self._groups.inputs, plan.fleet.world_size)
+        self._inputs = InputReceiver(plan.rank, plan.device, plan.fleet.world_size)
 
     def serve(self) -> None:
         self._channel.say(Phase.READY)
@@ -81,35 +95,34 @@ class Rank:
             del job
         self._leave()
 
-    def _prepare(self, setup_kwargs: Travelling) -> tuple[MGPURunner, Groups]:
+    def _prepare(self, setup_kwargs: Travelling) -> MGPURunner:
         self._channel.say(Phase.STARTED)
         bind_device(self._plan)
         self._channel.say(Phase.BOUND)
         runner_cls = class_from_bytes(self._plan.fleet.runner_definition)
-        runner = runner_cls()
+        runner: MGPURunner = runner_cls()
         self._channel.say(Phase.INIT)
         join_process_group(self._plan)
         self._channel.say(Phase.GROUPS)
-        groups = create_groups(self._plan)
-        self._inject(runner, groups)
+        self._inject(runner, create_groups(self._plan))
         self._channel.say(Phase.SETUP)
         runner.setup(**setup_kwargs.open())
-        return runner, groups
+        return runner
 
     def _can_share_cuda(self) -> bool:
         if self._plan.device.type != "cuda" or self._plan.fleet.outputs == "cpu":
             return False
-        if not cuda_ipc.can_share():
+        if not cuda_ipc.can_share(self._plan.device):
             log.warning("rank %d: CUDA memory in expandable segments cannot be shared; outputs='cpu'", self._plan.rank)
             return False
         return True
 
-    def _inject(self, runner: MGPURunner, groups: Groups) -> None:
+    def _inject(self, runner: MGPURunner, groups: NCCLGroups) -> None:
         runner.rank = self._plan.rank
         runner.world_size = self._plan.fleet.world_size
         runner.device = self._plan.device
         runner.devices = self._plan.fleet.devices
-        runner.groups = groups.runner
+        runner.groups = groups
         runner._read_stop = self._read_stop
 
     def _run_job(self, message: Message) -> None:
@@ -146,7 +159,7 @@ class Rank:
     def _compare_steps(self, *, has_ended: bool) -> None:
         if self._plan.fleet.check_lockstep:
             channel = self._channel
-            require_same_step(self._groups.flags, channel.job_id, channel.sequence, has_ended=has_ended)
+            require_same_step(self._peers, channel.job_id, channel.sequence, has_ended=has_ended)
 
     def _pack(self, value: object) -> Packed:
         try:
@@ -160,24 +173,21 @@ class Rank:
         """Collective: what rank 0 finds on its control socket is the answer of all."""
         if self._plan.rank == 0:
             self._channel.take_pending()
-        reason = self._channel.stop_reason
-        return reason if self._plan.fleet.world_size == 1 else self._agree(reason)
-
-    def _agree(self, reason: str | None) -> str | None:
-        encoded = (reason or "").encode()[:_REASON_SIZE_BYTES].ljust(_REASON_SIZE_BYTES, b"\0")
-        flag = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        dist.broadcast(flag, src=0, group=self._groups.flags)
-        return bytes(flag.tolist()).rstrip(b"\0").decode(errors="ignore") or None
+        reason = self._peers.broadcast((self._channel.stop_reason or "").encode())
+        return reason.decode(errors="ignore") or None
 
     def _leave(self) -> None:
         self._runner.teardown()
-        del self._runner
+        self._await_peers()
         self._channel.say(Phase.LEFT)
         threading.Thread(target=_exit_at_deadline, name="mgpu-leave", daemon=True).start()
-        if "torch._dynamo" in sys.modules:
-            # Graphs that captured collectives must go first: destroying their communicators can deadlock.
-            torch._dynamo.reset()
-        dist.destroy_process_group()
+        # No destroy_process_group(): it takes NCCL 2 s (measured on two H200) and can deadlock on graphs that captured
+        # collectives. The process ends now, and the kernel and the driver take back everything.
+
+    def _await_peers(self) -> None:
+        """A peer that is still in its teardown would take our end for a lost connection."""
+        with contextlib.suppress(PeerLostError):  # then there is nothing to wait for
+            self._peers.gather(b"")
 
 
 def _skip_finalization() -> None:

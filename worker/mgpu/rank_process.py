@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import time
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext
-from pathlib import Path
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.context import SpawnProcess
 
+from worker.mgpu import cuda_ipc
 from worker.mgpu.diagnosis import ask_for_collectives, ask_for_stacks, collectives_file
 from worker.mgpu.errors import FailureKind, RankFailure
 from worker.mgpu.link import Link
 from worker.mgpu.logs import RankLog
-from worker.mgpu.rank import rank_main
+from worker.mgpu.rank import RankEnds, rank_main
 from worker.mgpu.reports import ErrorReport
 from worker.mgpu.state import Phase
 from worker.mgpu.tensors import Travelling
@@ -24,31 +24,49 @@ from worker.mgpu.world import RankPlan
 _LOG_CHUNK_BYTES = 1 << 16
 
 
+class _Process(SpawnProcess):
+    """multiprocessing joins every child when the program ends, in a fork of it too, where that is an error."""
+
+    def __init__(self, arguments: tuple[object, ...], name: str) -> None:
+        super().__init__(target=rank_main, args=arguments, name=name)
+        self._maker_pid = os.getpid()
+
+    def join(self, timeout: float | None = None) -> None:
+        if os.getpid() == self._maker_pid:
+            super().join(timeout)
+
+
 class RankProcess:
-    def __init__(self, context: SpawnContext, plan: RankPlan, setup: Travelling, alive: Connection, log: RankLog):
+    def __init__(
+        self,
+        plan: RankPlan,
+        setup: Travelling,
+        alive: Connection,
+        peers: tuple[socket.socket, ...],
+        log: RankLog,
+    ) -> None:
         self.rank = plan.rank
         self.phase = Phase.SPAWNED
         self.heard_at = time.monotonic()
         self.has_failed = False
         self.log = log
         self._evidence_folder = plan.evidence_folder
-        ours, theirs = socket.socketpair()
-        self.output, output_writer = context.Pipe(duplex=False)
+        control, rank_control = socket.socketpair()
+        self.output, rank_output = Pipe(duplex=False)
+        rank_requests, self._requests = Pipe(duplex=False)
         os.set_blocking(self.output.fileno(), False)
-        self.link = Link(ours)
-        arguments = (plan, setup, theirs, alive, output_writer)
-        self._process = context.Process(target=rank_main, args=arguments, name=f"mgpu-rank-{plan.rank}")
+        self.link = Link(control)
+        ends = RankEnds(rank_control, alive, rank_output, rank_requests, peers)
+        self._process = _Process((plan, setup, ends), name=f"mgpu-rank-{plan.rank}")
         try:
             self._process.start()
         except BaseException:  # an argument that does not pickle, say
-            self.link.close()
-            self.output.close()
-            log.close()
+            self._close_ends()
             raise
         finally:
             # Our copies of the rank's ends: while they are open, no end-of-file tells that the rank is gone.
-            theirs.close()
-            output_writer.close()
+            for end in (rank_control, rank_output, rank_requests):
+                end.close()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
         self.death = _death_descriptor(self.pid, self._process.sentinel)
@@ -70,14 +88,15 @@ class RankProcess:
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, number)
 
-    def dump_stacks(self) -> None:
+    def ask_what_it_does(self) -> None:
+        """For the files of `diagnosis`."""
         if self.phase not in (Phase.SPAWNED, Phase.GONE):
             ask_for_stacks(self.pid)
+            ask_for_collectives(self._requests)
 
-    def dump_collectives(self) -> Path | None:
-        """Where NCCL's flight recorder will write, if this rank has one."""
-        is_heard = ask_for_collectives(self._evidence_folder, self.rank)
-        return collectives_file(self._evidence_folder, self.rank) if is_heard else None
+    @property
+    def has_told_its_collectives(self) -> bool:
+        return self.phase is Phase.GONE or collectives_file(self._evidence_folder, self.rank).exists()
 
     def reap(self, within_s: float = 1.0) -> None:
         """After its death. What it left running in its process group goes too."""
@@ -85,14 +104,19 @@ class RankProcess:
         self.phase = Phase.GONE
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        cuda_ipc.remove_leftovers(self.pid)
 
     def close(self) -> None:
-        self.link.close()
-        self.output.close()
-        self.log.close()
+        self._close_ends()
         os.close(self.death)
         if self.phase is Phase.GONE:
             self._process.close()
+
+    def _close_ends(self) -> None:
+        self.link.close()
+        self.output.close()
+        self._requests.close()
+        self.log.close()
 
     def failure_from_report(self, report: ErrorReport) -> RankFailure:
         return RankFailure(

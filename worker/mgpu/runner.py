@@ -18,7 +18,10 @@ __all__ = ["Borrowed", "MGPURunner", "NCCLGroups", "RunnerError", "require_runne
 
 @dataclass(frozen=True, slots=True)
 class NCCLGroups:
-    """One process group per component of a pipeline. Each spans all ranks; under Gloo they are Gloo groups."""
+    """A process group for each component of a pipeline. Each spans all ranks; under Gloo they are Gloo groups.
+
+    With the controller's share_groups=True, its default, the three are one group.
+    """
 
     transformer_group: ProcessGroup
     vae_group: ProcessGroup

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from worker.mgpu.errors import AsymmetricRunnerError, SymmetricRunnerError, WrongOwnerError
-from worker.mgpu.job import Job, Said, Terminal, conclude, terminal_of
+from worker.mgpu.job import Job, Said, conclude, terminal_of
 from worker.mgpu.link import Kind
+from worker.mgpu.state import State
 from worker.mgpu.tensors import unpack
 
 if TYPE_CHECKING:
     from worker.mgpu.controller import MGPUController
     from worker.mgpu.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 
 class Stream(Iterator[object]):
@@ -29,10 +34,10 @@ class Stream(Iterator[object]):
         self._job = job
         self._supervisor = supervisor
         self._controller = controller  # a dropped controller stops its fleet
-        self._owner = threading.current_thread()
-        self._terminals: dict[int, Terminal] = {}
         self._has_ended = False
         self._fatal_error: BaseException | None = None
+        self._when_dropped = weakref.finalize(self, supervisor.note_dropped, job)
+        self._when_dropped.atexit = False
 
     @property
     def job_id(self) -> int:
@@ -47,11 +52,15 @@ class Stream(Iterator[object]):
         self._supervisor.note_read(self._job)
         while not self._has_ended:
             said = self._await_next()
-            if said.message.kind is Kind.ITEM:
-                self.last_rank = said.rank
-                self._job.reading = said
+            if said.message.kind is not Kind.ITEM:
+                self._note_end(said)
+                continue
+            self.last_rank = said.rank
+            self._job.reading = said
+            try:
                 return unpack(said.message.body, said.message.view)
-            self._note_end(said)
+            except RuntimeError as error:
+                self._note_loss(said, error)
         if self._fatal_error is not None:
             raise self._fatal_error
         raise StopIteration
@@ -66,12 +75,13 @@ class Stream(Iterator[object]):
     def transfer(self, owner: threading.Thread) -> None:
         """Make another thread the owner, instead of this one."""
         self._require_owner()
-        self._owner = owner
+        self._job.owner = owner
 
     def request_stop(self, reason: str = "stop requested") -> None:
         """Ask the runner to end early; it finds out in its next stop_requested(). Any thread may call this."""
         if not reason:
             raise ValueError("a reason is needed: the runner sees it as its stop_reason")
+        self._supervisor.require_own_process()
         self._supervisor.request_stop(self._job, reason)
 
     def __enter__(self) -> Self:
@@ -83,28 +93,39 @@ class Stream(Iterator[object]):
         self.drain()
 
     def _require_owner(self) -> None:
-        current = threading.current_thread()
-        if current is not self._owner:
+        self._supervisor.require_own_process()
+        current, owner = threading.current_thread(), self._job.owner
+        if current is not owner:
             raise WrongOwnerError(
-                f"job {self._job.id} belongs to thread {self._owner.name!r}; {current.name!r} may not read its stream"
+                f"job {self._job.id} belongs to thread {owner.name!r}; {current.name!r} may not read its stream"
             )
 
     def _await_next(self) -> Said:
         said = self._job.arrivals.get()
         if isinstance(said, Said):
             return said
-        self._has_ended = True
         self._fatal_error = said
-        self._supervisor.release(self._job)
+        self._end()
         raise said
+
+    def _note_loss(self, said: Said, error: RuntimeError) -> None:
+        """An item in the GPU memory of a rank that has died is gone. Raises what has any other reason."""
+        if self._supervisor.state is State.RUNNING:
+            raise error
+        log.warning("job %d: an item of rank %d went with its memory: %s", self._job.id, said.rank, error)
 
     def _note_end(self, said: Said) -> None:
         """Raises once every rank has ended: StopIteration with the returned values, or what the refusals mean."""
-        self._terminals[said.rank] = terminal_of(said.rank, said.message)
-        if len(self._terminals) < self._job.world_size:
+        terminals = self._job.terminals
+        terminals[said.rank] = terminal_of(said.rank, said.message)
+        if len(terminals) < self._job.world_size:
             return
+        self._end()
+        in_order = [terminals[rank] for rank in sorted(terminals)]
+        terminals.clear()
+        raise StopIteration(conclude(self._job.id, in_order))
+
+    def _end(self) -> None:
         self._has_ended = True
+        self._when_dropped.detach()
         self._supervisor.release(self._job)
-        terminals = [self._terminals[rank] for rank in range(self._job.world_size)]
-        self._terminals.clear()
-        raise StopIteration(conclude(self._job.id, terminals))

@@ -6,17 +6,18 @@ Callers claim and release jobs here; the fleet's thread reports here what ranks 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 
 from worker.mgpu.diagnosis import COLLECTIVES_LIMIT_S, STACKS_LIMIT_S
 from worker.mgpu.errors import (
     ControllerAlreadyStartedError,
     ControllerBusyError,
     ControllerDeadError,
+    ControllerForkedError,
     ControllerNotStartedError,
     ControllerShutdownError,
     ControllerStateError,
@@ -26,6 +27,7 @@ from worker.mgpu.errors import (
     RankFailure,
     StartError,
     StartTimeoutError,
+    WrongOwnerError,
 )
 from worker.mgpu.fleet import Fleet
 from worker.mgpu.inputs import EncodedJob
@@ -55,8 +57,22 @@ class Supervisor:
         self._failures: list[RankFailure] = []
         self._verdict: Verdict | None = None
         self._started: Future[None] = Future()
+        self._pid = os.getpid()
 
     # --- for callers ---
+
+    def require_own_process(self) -> None:
+        """In a fork there is no fleet thread, and the lock may be held by a thread that was not copied."""
+        if os.getpid() != self._pid:
+            raise ControllerForkedError(
+                f"this controller belongs to process {self._pid}, and {os.getpid()} is a fork of that: "
+                "construct a controller after the fork"
+            )
+
+    def shut_down_at_exit(self) -> None:
+        """Does nothing in a fork: its exit is not the fleet's end."""
+        if os.getpid() == self._pid:
+            self.shut_down(0.0)
 
     def launch(self, make_fleet: Callable[[], Fleet], timeout_s: float) -> Future[None]:
         """Begin to start. The future ends when every rank is ready, or nothing is left of the fleet."""
@@ -76,7 +92,7 @@ class Supervisor:
             fleet = self._required_fleet()
             self._move(State.RUNNING)
             self._last_job_id += 1
-            job = self.job = Job(self._last_job_id, len(fleet.ranks))
+            job = self.job = Job(self._last_job_id, len(fleet.ranks), encoded)
             if timeout_s is not None:
                 fleet.after("job", timeout_s, lambda: self._job_timed_out(job, timeout_s))
         # Outside the lock: only the fleet's thread writes to ranks, and a slow rank must not block shutdown().
@@ -94,8 +110,28 @@ class Supervisor:
         with self._lock:
             if self.job is job:
                 self.job = None
+                if job.has_ended and job.inputs is not None:
+                    job.inputs.recycle()
                 if self.state is State.RUNNING:
                     self._move(State.IDLE)
+
+    def reclaim(self, job_id: int) -> Job:
+        """Make this thread the owner of the job in flight, if nobody else can read it any more."""
+        with self._lock:
+            job = self.job
+            if job is None or job.id != job_id:
+                raise ValueError(f"job {job_id} is not in flight; it is {job.id if job else 'none'}")
+            if job.owner.is_alive() and not job.is_dropped:
+                raise WrongOwnerError(f"job {job_id} belongs to thread {job.owner.name!r}, which is alive")
+            job.owner, job.is_dropped = threading.current_thread(), False
+        return job
+
+    def note_dropped(self, job: Job) -> None:
+        """Its stream is gone. Called by the garbage collector, so at any time: takes no lock."""
+        if self.job is job and self.state is State.RUNNING:
+            job.is_dropped = True
+            text = "job %d: its stream was dropped before its end and keeps the controller busy; reclaim(%d) drains it"
+            log.warning(text, job.id, job.id)
 
     def note_read(self, job: Job) -> None:
         """The owner asks for its next element: a rank may have waited for that."""
@@ -156,7 +192,7 @@ class Supervisor:
             try:
                 job = self._job_of(rank, message)
                 if message.kind is Kind.WAITS:
-                    self._note_wait(job, rank, message.sequence)
+                    self._note_wait(job, rank, message)
                 else:
                     job.take(rank, message)
             except ProtocolError as error:
@@ -165,9 +201,9 @@ class Supervisor:
             if message.kind in TERMINALS:
                 self._note_end(job, message.kind)
 
-    def _note_wait(self, job: Job, rank: int, sequence: int) -> None:
-        if job.note_wait(rank, sequence):
-            self._required_fleet().send(rank, Message(Kind.READ, job.id, sequence))
+    def _note_wait(self, job: Job, rank: int, message: Message) -> None:
+        if job.note_wait(rank, message):
+            self._required_fleet().send(rank, Message(Kind.READ, job.id, message.sequence))
 
     def _job_of(self, rank: int, message: Message) -> Job:
         if self.job is None:
@@ -263,28 +299,27 @@ class Supervisor:
         fleet = self._required_fleet()
         fleet.cancel("start", "job", "asymmetry", "settle")
         if verdict.needs_stacks:
-            fleet.dump_stacks()
+            fleet.ask_what_ranks_do()
             fleet.after("stacks", STACKS_LIMIT_S, self._carry_out)
         else:
             self._carry_out()
 
     def _carry_out(self) -> None:
-        """The caller hears of it first: NCCL's record and the kernel's clean-up of a GPU process take their time."""
+        """The caller hears of it first: the kernel's clean-up of a GPU process takes its time."""
         with self._lock:
             fleet, verdict = self._required_fleet(), self._verdict
-            is_riddle = verdict is not None and verdict.needs_stacks and self.state is State.POISONED
-            recorded = fleet.dump_collectives() if is_riddle else []
+            is_riddle = verdict is not None and verdict.needs_stacks
             if self.state is State.POISONED:
-                self._tell_end(recorded)
-            if recorded:
-                fleet.after("collectives", COLLECTIVES_LIMIT_S, fleet.kill)
-            else:
-                fleet.kill()
+                self._tell_end()
+                if is_riddle and not fleet.has_told_all:
+                    fleet.after("kill", COLLECTIVES_LIMIT_S, fleet.kill)
+                    return
+            fleet.kill()
 
-    def _tell_end(self, more_evidence: Sequence[Path] = ()) -> None:
+    def _tell_end(self) -> None:
         """To the job's owner, and to all who come later. Once."""
         if self.fatal_error is None:
-            self.fatal_error = self._end_error(more_evidence)
+            self.fatal_error = self._end_error()
             self._fail_job(self.fatal_error)
 
     def _fail_job(self, error: BaseException) -> None:
@@ -327,14 +362,13 @@ class Supervisor:
         processes = self._required_fleet().ranks
         return ", ".join(f"rank {rank} (pid {processes[rank].pid})" for rank in ranks)
 
-    def _end_error(self, more_evidence: Sequence[Path] = ()) -> ControllerShutdownError | FatalFleetError:
+    def _end_error(self) -> ControllerShutdownError | FatalFleetError:
         """What the end of the fleet means to whoever waits."""
         if (self._verdict is None and not self._failures) or self.state is State.STOPPING:
             notes = "".join(f"; {failure.describe()}" for failure in self._failures)
             return ControllerShutdownError(f"the controller was shut down{notes}")
         verdict = self._verdict or Verdict(None)
-        evidence = [*self._required_fleet().logs.evidence(), *more_evidence]
-        error = verdict.to_error(self._failures, evidence)
+        error = verdict.to_error(self._failures, self._required_fleet().logs.evidence())
         for note in self.job.refusals() if self.job else ():
             error.add_note(note)
         return error

@@ -46,12 +46,12 @@ def pack(value: object, *, share_cuda: bool, inline: bool = False) -> Packed:
     share_cuda  CUDA tensors travel as IPC handles: the sender must keep them. Otherwise they arrive on the CPU
     inline      no segment, for a channel that carries bytes only
     """
-    stream = io.BytesIO()
-    packer = _Packer(stream, share_cuda, inline)
+    stream, beside = io.BytesIO(), _BuffersBeside(inline)
+    packer = _Packer(stream, beside, share_cuda)
     packer.dump(value)
-    sizes = [buffer.nbytes for buffer in packer.buffers]
+    sizes = [buffer.nbytes for buffer in beside.buffers]
     header = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
-    segment = Segment(packer.buffers) if sizes else None
+    segment = Segment(beside.buffers) if sizes else None
     return Packed(b"".join((header, stream.getbuffer())), segment, packer.shared_bytes, packer.has_borrowed)
 
 
@@ -91,14 +91,32 @@ def window(flat: torch.Tensor) -> memoryview:
     return memoryview(array).cast("B")
 
 
-class _Packer(ForkingPickler):
-    def __init__(self, stream: io.BytesIO, share_cuda: bool, inline: bool) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, self._place)
+class _BuffersBeside:
+    """Takes the large buffers out of a pickle.
+
+    Not a method of the packer: that would be a cycle, which keeps every buffer until the garbage collector comes, and
+    CPython crashes when it collects a memoryview whose buffer goes first.
+    """
+
+    def __init__(self, inline: bool) -> None:
         self.buffers: list[memoryview] = []
+        self._inline = inline
+
+    def __call__(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether to leave it inside."""
+        raw = buffer.raw()
+        if self._inline or raw.nbytes < INLINE_LIMIT_BYTES:
+            return True
+        self.buffers.append(raw)
+        return False
+
+
+class _Packer(ForkingPickler):
+    def __init__(self, stream: io.BytesIO, beside: _BuffersBeside, share_cuda: bool) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL, True, beside)
         self.shared_bytes = 0
         self.has_borrowed = False
         self._share_cuda = share_cuda
-        self._inline = inline
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, type):
@@ -125,14 +143,6 @@ class _Packer(ForkingPickler):
             return _reduce_shared(tensor.detach().resolve_conj().resolve_neg().clone().contiguous())
         flat = as_bytes(tensor.cpu())
         return _rebuild_tensor, (pickle.PickleBuffer(window(flat)), tensor.dtype, tuple(tensor.shape))
-
-    def _place(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether to leave the buffer inside the pickle."""
-        raw = buffer.raw()
-        if self._inline or raw.nbytes < INLINE_LIMIT_BYTES:
-            return True
-        self.buffers.append(raw)
-        return False
 
 
 def _rebuild_tensor(buffer: object, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
-from worker.mgpu.diagnosis import offer_collectives
 from worker.mgpu.placement import Backend
 from worker.mgpu.runner import NCCLGroups
 
@@ -32,6 +31,7 @@ class FleetPlan:
     collective_timeout: timedelta
     max_buffered_bytes: int
     check_lockstep: bool
+    share_groups: bool
 
     @property
     def world_size(self) -> int:
@@ -49,15 +49,6 @@ class RankPlan:
     @property
     def device(self) -> torch.device:
         return self.fleet.devices[self.rank]
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The runner's groups, and two of our own so that our traffic never mixes with the runner's collectives."""
-
-    runner: NCCLGroups
-    inputs: dist.ProcessGroup  # device tensors: a job's input
-    flags: dist.ProcessGroup  # Gloo on every fleet: a flag must not wait for the GPU's stream
 
 
 def open_store() -> TCPStore:
@@ -85,7 +76,6 @@ def _describe_in_environment(plan: RankPlan) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # else Gloo resolves the host name, which pods may lack
     # A first compile holds the GIL for minutes; the watchdog must not take that for a hang.
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "1800")
-    offer_collectives(plan.evidence_folder)
 
 
 def join_process_group(plan: RankPlan) -> None:
@@ -100,10 +90,15 @@ def join_process_group(plan: RankPlan) -> None:
     )
 
 
-def create_groups(plan: RankPlan) -> Groups:
+def create_groups(plan: RankPlan) -> NCCLGroups:
     """Collective, in the same order on every rank."""
-    timeout = plan.fleet.collective_timeout
     names = ("transformer_group", "vae_group", "text_group")
-    runner_groups = NCCLGroups(**{name: dist.new_group(timeout=timeout) for name in names})
-    inputs = dist.new_group(timeout=timeout)
-    return Groups(runner_groups, inputs, flags=dist.new_group(timeout=timeout, backend="gloo"))
+    if plan.fleet.share_groups:
+        return NCCLGroups(**dict.fromkeys(names, everyone()))
+    return NCCLGroups(**{name: dist.new_group(timeout=plan.fleet.collective_timeout) for name in names})
+
+
+def everyone() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group

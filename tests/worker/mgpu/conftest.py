@@ -1,10 +1,18 @@
-"""Real rank processes on Gloo. One fleet is shared by all tests that leave it healthy."""
+"""Real rank processes on Gloo. One fleet of each size is shared by all tests that leave it healthy.
+
+A fleet of its own costs a test seconds. It has two ranks, or as many as a fixture says that the test takes:
+`fleet_size` is two, and with --full also four and eight; `world_size` is always each of them.
+"""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing.resource_tracker
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +21,24 @@ import pytest
 
 from tests.waiting import eventually
 from tests.worker.mgpu.runners import CommandRunner
+from tests.worker.mgpu.scripts import RunScript, start_script
 from worker.mgpu import MGPUController, MGPURunner
 from worker.mgpu.world import open_store
+
+WORLD_SIZES = (2, 4, 8)
+TEST_TIMEOUT_S = 60  # eight ranks on two cores take five to start
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fleet_size" in metafunc.fixturenames:
+        sizes = WORLD_SIZES if metafunc.config.getoption("full") else WORLD_SIZES[:1]
+        metafunc.parametrize("fleet_size", sizes, ids="{}-ranks".format)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,10 +48,37 @@ def resource_tracker() -> None:
     open_store()  # libuv's pipe
 
 
+@pytest.fixture(scope="session", autouse=True)
+def frozen_heap() -> Iterator[None]:
+    """What is loaded by now need not be looked through at every count: 0.1 s each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bare_main() -> Iterator[None]:
+    """A rank imports the main module of its controller: that is pytest, 0.2 s of CPU that no test is about."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "__spec__", None)
+        patch.setattr(sys.modules["__main__"], "__file__", None)
+        yield
+
+
+@pytest.fixture(scope="session", params=WORLD_SIZES, ids="{}-ranks".format)
+def world_size(request: pytest.FixtureRequest) -> int:
+    """For the shared fleet, and for a fleet of its own that a test wants at every size."""
+    size: int = request.param
+    return size
+
+
 @pytest.fixture(scope="session")
-def shared_controller(resource_tracker: None) -> Iterator[MGPUController]:
-    controller = MGPUController(CommandRunner, num_gpus=2, backend="gloo")
-    controller.start(timeout=60)
+def shared_controller(resource_tracker: None, world_size: int) -> Iterator[MGPUController]:
+    """Started by a thread that is gone when the first test runs."""
+    controller = MGPUController(CommandRunner, num_gpus=world_size, backend="gloo")
+    with ThreadPoolExecutor(1) as starter:
+        starter.submit(controller.start, timeout=60).result()
     yield controller
     controller.shutdown()
 
@@ -42,13 +93,18 @@ def controller(shared_controller: MGPUController) -> Iterator[MGPUController]:
 
 
 @pytest.fixture
-def new_controller() -> Iterator[Callable[..., MGPUController]]:
-    """Make controllers that end with the test, and leave nothing."""
+def new_controller(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., MGPUController]]:
+    """Make controllers that end with the test, and leave nothing but the logs of a bad end, in its tmp_path."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    sizes = [request.getfixturevalue(name) for name in ("world_size", "fleet_size") if name in request.fixturenames]
+    num_gpus = sizes[0] if sizes else 2
     before = resources()
     made: list[MGPUController] = []
 
     def make(runner_cls: type[MGPURunner] = CommandRunner, **kwargs: Any) -> MGPUController:
-        made.append(MGPUController(runner_cls, **{"num_gpus": 2, "backend": "gloo", **kwargs}))
+        made.append(MGPUController(runner_cls, **{"num_gpus": num_gpus, "backend": "gloo", **kwargs}))
         return made[-1]
 
     yield make
@@ -69,6 +125,21 @@ def new_fleet(new_controller: Callable[..., MGPUController]) -> Callable[..., MG
     return start
 
 
+@pytest.fixture
+def run_script(tmp_path: Path) -> Iterator[RunScript]:
+    """Run a script; it is killed with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(body: str) -> subprocess.Popen[str]:
+        started.append(start_script(tmp_path, body))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 def resources() -> tuple[set[int], set[str], int]:
     gc.collect()
     return children(), {path.name for path in Path("/dev/shm").iterdir()}, open_descriptors()
@@ -86,7 +157,7 @@ def children() -> set[int]:
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter while it is being read
         return False
 
 

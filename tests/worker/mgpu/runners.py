@@ -6,7 +6,9 @@ import ctypes
 import gc
 import multiprocessing
 import os
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import worker.mgpu.rank
 from worker.mgpu import MGPURunner, RunnerError
 
 
@@ -63,6 +66,9 @@ class CommandRunner(MGPURunner):
             "inference": torch.is_inference_mode_enabled(),
             "kwargs": self.kwargs,
         }
+
+    def sum_up(self) -> Iterator[Any]:
+        yield _sum(self.rank, self.groups.transformer_group)
 
     def echo(self, **kwargs: Any) -> Iterator[Any]:
         yield self.rank, kwargs
@@ -151,6 +157,12 @@ class CommandRunner(MGPURunner):
         for value in range(times):
             yield torch.full((size,), value)
 
+    def huge(self, counts: list[int]) -> Iterator[Any]:
+        """As many int64 as given per rank, all at once."""
+        numbers = torch.arange(counts[self.rank])
+        dist.barrier()
+        yield self.rank, numbers
+
     def piece(self, path: Path, picture: torch.Tensor) -> Iterator[Any]:
         if self.rank == 0:
             yield Piece(3, path, picture)
@@ -190,9 +202,11 @@ class CommandRunner(MGPURunner):
         while True:
             yield "still here"
 
-    def yield_unpicklable(self) -> Iterator[Any]:
+    def yield_unpicklable(self, ranks: list[int]) -> Iterator[Any]:
         yield 1
-        yield threading.Lock()
+        if self.rank in ranks:
+            yield threading.Lock()
+        dist.barrier()
 
     def return_unpicklable(self) -> Iterator[Any]:
         yield 1
@@ -208,6 +222,57 @@ class CommandRunner(MGPURunner):
         """Never lets another Python thread of this process run again."""
         yield os.getpid()
         ctypes.PyDLL(None).pause()
+
+    def diverge(self) -> Iterator[Any]:
+        """Every rank in a collective that others never join."""
+        yield os.getpid()
+        dist.barrier(self.groups.vae_group if self.rank % 2 else self.groups.text_group)
+
+    def differ(self, commands: list[str]) -> Iterator[Any]:
+        """Each rank another one of these, in turn."""
+        yield from getattr(self, commands[self.rank % len(commands)])()
+
+    def ignore_sigterm(self) -> Iterator[Any]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        yield from self.hold_the_gil()
+
+    def leave_the_deaf(self) -> Iterator[Any]:
+        """At SIGTERM the last rank exits as if all was well, while its peers ignore it, in native code."""
+        if self.rank < self.world_size - 1:
+            yield from self.ignore_sigterm()
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        yield from self.hang()
+
+    def start_child(self) -> Iterator[Any]:
+        """A child process that does not end by SIGTERM."""
+        yield subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 600"]).pid
+        threading.Event().wait()
+
+    def leave_thread(self, deadline_s: float) -> Iterator[Any]:
+        """A thread that never ends."""
+        worker.mgpu.rank.LEAVE_DEADLINE_S = deadline_s
+        threading.Thread(target=threading.Event().wait).start()
+        yield None
+
+    def skip_a_message(self) -> Iterator[Any]:
+        yield "before"
+        if self.rank == 1:
+            _calling_rank()._channel.sequence += 1
+        yield "after"
+
+    def yield_beyond_a_limit(self, limit_bytes: int, size_bytes: int) -> Iterator[Any]:
+        """As if the machine had no room for more."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        yield torch.zeros(size_bytes, dtype=torch.uint8)
+
+
+def _calling_rank() -> worker.mgpu.rank.Rank:
+    """The one that iterates the runner."""
+    frame = sys._getframe()
+    while not isinstance(caller := frame.f_locals.get("self"), worker.mgpu.rank.Rank):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return caller
 
 
 def _sum(number: int, group: dist.ProcessGroup) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import signal
 import tempfile
 import time
@@ -73,6 +74,20 @@ def test_a_desync_is_told_with_the_stacks_of_the_silent(new_fleet: Make) -> None
     error = fatal_error(lambda: list(controller.stream(command="refuse_and_wait")))
     assert isinstance(error, FleetDesyncError)
     assert "in refuse_and_wait" in stacks_of(error)["rank0.stacks"]
+
+
+def test_what_the_ranks_last_did_together_is_recorded(new_fleet: Make) -> None:
+    """75: torch's flight recorder; the barrier that only rank 0 came to is its last entry there."""
+    controller = new_fleet(asymmetry_grace=0.3)
+    error = fatal_error(lambda: list(controller.stream(command="refuse_and_wait")))
+    controller.shutdown()
+    counts = [len(recorded_in(error.evidence[0].parent / f"collectives-rank{rank}")) for rank in (0, 1)]
+    assert counts[0] == counts[1] + 1
+
+
+def recorded_in(path: Path) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = pickle.loads(path.read_bytes())["entries"]  # what our own rank wrote
+    return entries
 
 
 def test_a_start_that_hangs_is_told_with_the_stacks(new_controller: Make) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.mgpu.runners import CommandRunner
 from worker.mgpu import AsymmetricRunnerError, FleetDesyncError, MGPUController, SymmetricRunnerError
-from worker.mgpu.lockstep import describe_divergence
+from worker.mgpu.lockstep import Step, describe_divergence
 
 Make = Callable[..., MGPUController]
 
@@ -58,4 +58,4 @@ def test_the_first_rank_out_of_step_is_named(new_fleet: Make, world_size: int) -
 )
 def test_the_majority_is_right(steps: list[tuple[int, int, int]], named: str) -> None:
     """77"""
-    assert describe_divergence(steps).startswith(named)
+    assert describe_divergence([Step(*step) for step in steps]).startswith(named)

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import worker.mgpu.fleet
 from tests.waiting import eventually
-from tests.worker.mgpu.conftest import assert_gone
+from tests.worker.mgpu.conftest import assert_gone, is_running
+from tests.worker.mgpu.scripts import RunScript, read_pids
 from worker.mgpu import ControllerShutdownError, MGPUController, State
+from worker.mgpu.rank_process import RankProcess
 
 Make = Callable[..., MGPUController]
-ROOT = Path(__file__).parents[3]
 
 
 def pids_of(controller: MGPUController) -> list[int]:
     return [rank.pid for rank in controller.status().ranks]
 
 
-def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make) -> None:
-    """78, 79, 82, 29, 40, 93"""
+def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make, fleet_size: int, tmp_path: Path) -> None:
+    """29, 40, 78, 79, 82, 93"""
     controller = new_fleet()
     pids = pids_of(controller)
-    logs = controller._supervisor.fleet.logs.folder
-    assert logs.is_dir()
+    assert len(pids) == fleet_size
+    (logs,) = tmp_path.glob("mgpu-*")
     first = controller.stream(command="nothing")
     first.drain()
     began = time.monotonic()
@@ -50,21 +51,21 @@ def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make) -> No
     assert second.job_id == first.job_id + 1
 
 
-def test_a_graceful_shutdown_lets_the_job_finish(new_fleet: Make) -> None:
+def test_a_graceful_shutdown_lets_the_job_finish(new_fleet: Make, fleet_size: int) -> None:
     """78"""
     controller = new_fleet()
     stream = controller.stream(command="count", upto=3)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(controller.shutdown).result()
-    assert len(list(stream)) == 6
+    assert len(list(stream)) == 3 * fleet_size
 
 
-def test_a_forced_shutdown_wakes_the_reader(new_fleet: Make) -> None:
+def test_a_forced_shutdown_wakes_the_reader(new_fleet: Make, fleet_size: int) -> None:
     """78, 80, 81: two other threads end the fleet under a reader; all three return."""
     controller = new_fleet()
     pids = pids_of(controller)
     stream = controller.stream(command="hang")
-    assert sorted([next(stream), next(stream)]) == sorted(pids)
+    assert sorted(next(stream) for _ in range(fleet_size)) == sorted(pids)
     stoppers = [threading.Thread(target=controller.shutdown, kwargs={"graceful_timeout": grace}) for grace in (60, 0)]
     for stopper in stoppers:
         stopper.start()
@@ -78,7 +79,7 @@ def test_a_forced_shutdown_wakes_the_reader(new_fleet: Make) -> None:
     assert controller.status().state is State.STOPPED
 
 
-def test_a_graceful_shutdown_ends_early_when_a_rank_dies(new_fleet: Make) -> None:
+def test_a_graceful_shutdown_ends_early_when_a_rank_dies(new_fleet: Make, fleet_size: int) -> None:
     """81"""
     controller = new_fleet()
     stream = controller.stream(command="fail", ranks=[1], how="kill")
@@ -89,22 +90,66 @@ def test_a_graceful_shutdown_ends_early_when_a_rank_dies(new_fleet: Make) -> Non
         list(stream)
 
 
-def test_the_context_manager_shuts_down(new_controller: Make) -> None:
+def test_a_forced_shutdown_also_ends_what_ranks_have_started(new_fleet: Make, fleet_size: int) -> None:
+    """86"""
+    controller = new_fleet()
+    stream = controller.stream(command="start_child")
+    children_of_ranks = [next(stream) for _ in range(fleet_size)]
+    assert all(is_running(pid) for pid in children_of_ranks)
+    controller.shutdown(graceful_timeout=0)
+    assert_gone(children_of_ranks, within_s=0.5)
+
+
+def test_a_thread_that_a_runner_left_behind_does_not_keep_the_fleet(new_fleet: Make, fleet_size: int) -> None:
+    """92"""
+    controller = new_fleet()
+    pids = pids_of(controller)
+    assert worker.mgpu.rank.LEAVE_DEADLINE_S <= 5
+    assert len(list(controller.stream(command="leave_thread", deadline_s=0.5))) == fleet_size
+    began = time.monotonic()
+    controller.shutdown()
+    assert 0.5 < time.monotonic() - began < 2
+    assert_gone(pids, within_s=0)
+
+
+def test_processes_that_survive_sigkill_are_told_and_do_not_keep_the_caller(
+    new_fleet: Make, fleet_size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """78: as if they were in an uninterruptible call into a driver."""
+    controller = new_fleet()
+    stream = controller.stream(command="hold_the_gil")
+    pids = [next(stream) for _ in range(fleet_size)]
+    with monkeypatch.context() as patch:
+        patch.setattr(RankProcess, "signal", lambda self, number: None)
+        patch.setattr(worker.mgpu.fleet, "TERM_GRACE_S", 0.1)
+        patch.setattr(worker.mgpu.fleet, "REAP_LIMIT_S", 0.1)
+        began = time.monotonic()
+        controller.shutdown(graceful_timeout=0)
+    assert time.monotonic() - began < 1
+    (record,) = [record for record in caplog.records if "survived SIGKILL" in record.message]
+    assert all(str(pid) in record.message for pid in pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not {process.pid for process in multiprocessing.active_children()} & set(pids))
+
+
+def test_the_context_manager_shuts_down(new_controller: Make, fleet_size: int) -> None:
     """83"""
     with new_controller() as controller:
         controller.start()
         pids = pids_of(controller)
+        assert len(pids) == fleet_size
     assert_gone(pids, within_s=0)
 
 
-def test_what_ranks_print_reaches_the_log(new_controller: Make) -> None:
+def test_what_ranks_print_reaches_the_log(new_controller: Make, fleet_size: int) -> None:
     """93"""
     lines: list[tuple[int, str]] = []
     controller = new_controller(logs_specs=lambda rank, line: lines.append((rank, line)))
     controller.start()
     controller.stream(command="say", text="hello").drain()
     controller.shutdown()
-    assert {(0, "hello"), (1, "hello"), (0, "native hello"), (1, "native hello")} <= set(lines)
+    assert {(rank, text) for rank in range(fleet_size) for text in ("hello", "native hello")} <= set(lines)
 
 
 def test_log_files_stay_where_they_were_asked_for(new_controller: Make, tmp_path: Path) -> None:
@@ -120,65 +165,10 @@ def test_log_files_stay_where_they_were_asked_for(new_controller: Make, tmp_path
     assert "kept" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
-def test_a_job_works_after_an_idle_time_beyond_the_collective_timeout(new_controller: Make) -> None:
-    """90, 18"""
-    controller = new_controller(collective_timeout=1)
-    controller.start(timeout=60)
-    assert threading.Event().wait(2.5) is False
-    assert len(list(controller.stream(command="describe"))) == 2
-
-
 # --- a controller in a process of its own ---
 
-SCRIPT = """
-import os, signal, sys, threading, time
-from worker.mgpu import MGPUController, MGPURunner
-from tests.worker.mgpu.runners import CommandRunner
 
-class Item:
-    pass
-
-class OwnRunner(MGPURunner):
-    def __call__(self, *, item):
-        assert type(item) is Item
-        yield item
-
-def fleet(runner_cls=CommandRunner):
-    controller = MGPUController(runner_cls, num_gpus=2, backend="gloo")
-    controller.start(timeout=60)
-    print(*[rank.pid for rank in controller.status().ranks], flush=True)
-    return controller
-"""
-
-
-@pytest.fixture
-def run_script(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def run(body: str) -> subprocess.Popen[str]:
-        path = tmp_path / "script.py"
-        path.write_text(SCRIPT + body)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen([sys.executable, path], stdout=pipe, stderr=pipe, text=True, env=environment))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def read_pids(script: subprocess.Popen[str]) -> list[int]:
-    assert script.stdout is not None
-    line = script.stdout.readline()
-    assert line, script.stderr.read()
-    return [int(pid) for pid in line.split()]
-
-
-def test_a_runner_in_a_script_works_and_the_script_ends_without_shutdown(
-    run_script: Callable[[str], subprocess.Popen[str]],
-) -> None:
+def test_a_runner_in_a_script_works_and_the_script_ends_without_shutdown(run_script: RunScript) -> None:
     """19, 20, 84"""
     script = run_script(
         """
@@ -197,9 +187,7 @@ if __name__ == "__main__":
     assert_gone(pids, within_s=0)
 
 
-def test_a_script_without_a_main_guard_gets_a_clear_error(
-    run_script: Callable[[str], subprocess.Popen[str]],
-) -> None:
+def test_a_script_without_a_main_guard_gets_a_clear_error(run_script: RunScript) -> None:
     """23"""
     script = run_script("fleet()")
     _, errors = script.communicate(timeout=60)
@@ -207,31 +195,8 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(
     assert "__main__" in errors.rpartition("StartError")[2]
 
 
-@pytest.mark.parametrize("command", ["hang", "hold_the_gil"])
-def test_ranks_die_with_a_controller_that_is_killed(
-    run_script: Callable[[str], subprocess.Popen[str]], command: str
-) -> None:
-    """85"""
-    script = run_script(
-        f"""
-if __name__ == "__main__":
-    stream = fleet().stream(command={command!r})
-    next(stream), next(stream)
-    print("running", flush=True)
-    next(stream)
-"""
-    )
-    pids = read_pids(script)
-    assert script.stdout is not None
-    assert script.stdout.readline() == "running\n"
-    script.kill()
-    assert_gone(pids, within_s=2)
-
-
-def test_an_interrupt_reaches_only_the_controller(
-    run_script: Callable[[str], subprocess.Popen[str]],
-) -> None:
-    """87, 25: Ctrl-C comes out of next(), and the shutdown after it works."""
+def test_an_interrupt_reaches_only_the_controller(run_script: RunScript) -> None:
+    """25, 87: Ctrl-C comes out of next(), and the shutdown after it works."""
     script = run_script(
         """
 if __name__ == "__main__":
@@ -256,7 +221,7 @@ if __name__ == "__main__":
     assert_gone(pids, within_s=0)
 
 
-def test_an_interrupted_start_leaves_nothing(new_controller: Make) -> None:
+def test_an_interrupted_start_leaves_nothing(new_controller: Make, fleet_size: int) -> None:
     """25"""
     controller = new_controller()
 

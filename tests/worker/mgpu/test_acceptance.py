@@ -1,0 +1,275 @@
+"""Ten cases from public reports about other servers, each with two, four and eight ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.waiting import eventually
+from tests.worker.mgpu.conftest import assert_gone, is_running
+from tests.worker.mgpu.runners import CommandRunner, SetupRunner
+from tests.worker.mgpu.scripts import RunScript, read_line, read_pids
+from worker.mgpu import (
+    ControllerDeadError,
+    MGPUController,
+    Phase,
+    RankDiedError,
+    RunnerError,
+    RunnerFailedError,
+    StartError,
+    State,
+    Stream,
+    SymmetricRunnerError,
+)
+
+Make = Callable[..., MGPUController]
+
+ANSWER_LIMIT_S = 10  # eight ranks on two cores
+
+
+def ranks_that_answer(controller: MGPUController) -> list[int]:
+    return sorted(rank for rank, _ in controller.stream(command="echo", timeout=ANSWER_LIMIT_S))
+
+
+def first_of_each(stream: Stream, world_size: int) -> list[Any]:
+    """What each rank yielded first, in rank order."""
+    first: dict[int, Any] = {}
+    for item in stream:
+        first.setdefault(stream.last_rank, item)
+        if len(first) == world_size:
+            break
+    return [first[rank] for rank in range(world_size)]
+
+
+# --- the controller is killed ---
+
+
+@pytest.mark.parametrize(
+    ("world_size", "commands"),
+    [
+        (2, ["hang"]),
+        (2, ["hold_the_gil"]),
+        (2, ["diverge"]),
+        (4, ["hang", "hold_the_gil", "diverge"]),
+        (8, ["hang", "hold_the_gil", "diverge"]),
+    ],
+    ids=["2-asleep", "2-in-C", "2-in-a-collective", "4-mixed", "8-mixed"],
+)
+def test_no_rank_outlives_a_controller_that_is_killed(
+    run_script: RunScript, world_size: int, commands: list[str]
+) -> None:
+    """85: vllm-project/vllm#55510, sgl-project/sglang#30110; whatever the ranks are doing."""
+    script = run_script(
+        f"""
+if __name__ == "__main__":
+    stream = fleet(num_gpus={world_size}).stream(command="differ", commands={commands!r})
+    for _ in range({world_size}):
+        next(stream)
+    print("running", flush=True)
+    next(stream)
+"""
+    )
+    pids = read_pids(script)
+    assert read_line(script) == "running"
+    script.kill()
+    assert_gone(pids, within_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("phase", "within_s"),
+    [(Phase.SPAWNED, 10), (Phase.SETUP, 0.5)],  # nothing of ours runs in a rank until it has imported torch
+    ids=["importing", "in-setup"],
+)
+def test_no_rank_outlives_a_controller_that_is_killed_while_it_starts(
+    run_script: RunScript, phase: Phase, within_s: float
+) -> None:
+    """85: vllm-project/vllm#55510."""
+    script = run_script(
+        f"""
+if __name__ == "__main__":
+    controller = MGPUController(SetupRunner, num_gpus=2, backend="gloo")
+    waits = {{"timeout": 60, "faults": {{0: "wait", 1: "wait"}}}}
+    threading.Thread(target=controller.start, kwargs=waits, daemon=True).start()
+    eventually(lambda: [rank.phase for rank in controller.status().ranks] == [{phase.value!r}] * 2)
+    tell_pids(controller)
+    signal.pause()
+"""
+    )
+    pids = read_pids(script)
+    script.kill()
+    assert_gone(pids, within_s)
+
+
+# --- starting ---
+
+
+def test_a_fleet_outlives_the_thread_that_started_it(controller: MGPUController, world_size: int) -> None:
+    """24: Tencent-Hunyuan/UniRL#276; the kernel's parent-death signal goes by threads. The fixture's is gone."""
+    assert ranks_that_answer(controller) == list(range(world_size))
+
+
+def test_a_rank_that_is_killed_during_start_fails_it_while_rank_0_waits(new_controller: Make, world_size: int) -> None:
+    """17: sgl-project/sglang#20287; no rank is waited for before the others."""
+    controller = new_controller(SetupRunner)
+    victim = world_size - 1
+    with ThreadPoolExecutor(1) as starter:
+        started = starter.submit(controller.start, timeout=60, faults=dict.fromkeys(range(world_size), "wait"))
+        eventually(lambda: phases_of(controller) == [Phase.SETUP] * world_size, timeout_s=30)
+        pids = [rank.pid for rank in controller.status().ranks]
+        os.kill(pids[victim], signal.SIGKILL)
+        error = started.exception(timeout=1)
+    assert isinstance(error, StartError)
+    assert (error.rank, error.pid, error.cause_type) == (victim, pids[victim], "SIGKILL")
+    assert_gone(pids, within_s=0)
+
+
+def phases_of(controller: MGPUController) -> list[Phase]:
+    return [rank.phase for rank in controller.status().ranks]
+
+
+# --- a fleet that goes on ---
+
+
+@pytest.mark.parametrize("kind", ["runner", "value"])
+def test_a_fleet_goes_on_after_all_ranks_refused_two_jobs(
+    controller: MGPUController, world_size: int, kind: str
+) -> None:
+    """60, 63, 73: vllm-project/vllm-omni#6964; the second refusal comes as soon as the first."""
+    for _ in range(2):
+        stream = controller.stream(command="refuse", kind=kind, timeout=ANSWER_LIMIT_S)
+        assert [next(stream) for _ in range(world_size)] == ["before"] * world_size
+        with pytest.raises(SymmetricRunnerError, match=r"^too large$") as caught:
+            next(stream)
+        errors = caught.value.errors
+        assert [error.rank for error in errors] == list(range(world_size))
+        assert all(isinstance(error, RunnerError) for error in errors)
+        assert {error.cause_type for error in errors} == {{"runner": "RunnerError", "value": "ValueError"}[kind]}
+        assert all("in refuse" in error.remote_traceback for error in errors)
+        assert caught.value.identical
+    assert ranks_that_answer(controller) == list(range(world_size))
+
+
+@pytest.mark.parametrize(
+    "unpicklable", [lambda: 1, threading.Lock(), (number for number in ())], ids=["lambda", "lock", "generator"]
+)
+def test_an_unpicklable_keyword_is_refused_in_the_caller(
+    controller: MGPUController, world_size: int, unpicklable: object
+) -> None:
+    """31: python/cpython#84376; a put that seems to succeed and drops its item."""
+    with pytest.raises(Exception, match="pickle"):  # each type raises another
+        controller.stream(command="echo", bad=unpicklable)
+    assert controller.status().state is State.IDLE
+    assert ranks_that_answer(controller) == list(range(world_size))
+
+
+class PunctualRunner(CommandRunner):
+    """Its ranks are ready for their first collective at the same moment, however few cores they start on."""
+
+    def __init__(self) -> None:
+        meeting_point = Path(os.environ["MEETING_POINT"])
+        (meeting_point / os.environ["RANK"]).touch()
+        eventually(lambda: len(list(meeting_point.iterdir())) == int(os.environ["WORLD_SIZE"]), timeout_s=30)
+
+
+def test_a_fleet_works_after_more_idle_time_than_a_collective_may_take(
+    new_controller: Make, world_size: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """18, 90: vipshop/cache-dit#531; nothing is pending while a fleet is idle."""
+    monkeypatch.setenv("MEETING_POINT", str(tmp_path_factory.mktemp("meeting")))
+    controller = new_controller(PunctualRunner, collective_timeout=2)
+    controller.start(timeout=60)
+    threading.Event().wait(2.5)
+    told = list(controller.stream(command="describe", timeout=ANSWER_LIMIT_S))
+    assert sorted(item["rank"] for item in told) == list(range(world_size))
+    assert sorted(controller.stream(command="sum_up")) == [sum(range(world_size))] * world_size
+
+
+# --- a fleet that ends ---
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """A fleet whose last rank has exited with code 0, while its peers were deaf in native code and a thread read."""
+
+    controller: MGPUController
+    stream: Stream
+    reader: Executor  # its only thread owns the stream
+    error: BaseException | None
+    told_after_s: float
+    gone_after_s: float  # though nobody called shutdown()
+
+
+@pytest.fixture(scope="module")
+def fallen(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fallen]:
+    logs = SimpleNamespace(root_log_dir=str(tmp_path_factory.mktemp("logs")))
+    controller = MGPUController(CommandRunner, num_gpus=world_size, backend="gloo", logs_specs=logs)
+    with ThreadPoolExecutor(1) as reader:
+        try:
+            controller.start(timeout=60)
+            stream = reader.submit(controller.stream, command="leave_the_deaf").result()
+            pids = reader.submit(first_of_each, stream, world_size).result(timeout=ANSWER_LIMIT_S)
+            blocked = reader.submit(next, stream)
+            fell_at = time.monotonic()
+            os.kill(pids[-1], signal.SIGTERM)
+            error = blocked.exception(timeout=ANSWER_LIMIT_S)
+            told_after_s = time.monotonic() - fell_at
+            eventually(lambda: not any(is_running(pid) for pid in pids))
+            gone_after_s = time.monotonic() - fell_at
+            eventually(lambda: not controller.status().ranks)  # reaped, before another test counts processes
+            yield Fallen(controller, stream, reader, error, told_after_s, gone_after_s)
+        finally:
+            controller.shutdown(graceful_timeout=0)
+
+
+def test_an_exit_with_code_0_is_a_death(fallen: Fallen, world_size: int) -> None:
+    """70: pytorch/pytorch#116224."""
+    assert isinstance(fallen.error, RankDiedError)
+    assert (fallen.error.rank, fallen.error.cause_type) == (world_size - 1, "exit code 0")
+    assert fallen.told_after_s < 0.5
+    assert not fallen.controller.is_alive
+
+
+def test_every_waiter_hears_of_a_death_now_and_ever_after(fallen: Fallen) -> None:
+    """29, 35, 64, 70: NVIDIA/TensorRT-LLM#15816; nobody waits for a result that cannot come."""
+    assert fallen.error is not None
+    for _ in range(2):
+        assert fallen.reader.submit(next, fallen.stream).exception(timeout=0.5) is fallen.error
+        with pytest.raises(ControllerDeadError) as dead:
+            fallen.controller.stream(command="echo")
+        assert dead.value.__cause__ is fallen.error
+
+
+def test_ranks_that_ignore_sigterm_are_gone_soon_after_a_death(fallen: Fallen) -> None:
+    """78: vllm-project/vllm-omni#7126."""
+    assert fallen.gone_after_s < 3
+
+
+def test_ranks_that_ignore_sigterm_are_gone_soon_after_a_shutdown(new_fleet: Make, world_size: int) -> None:
+    """78: vllm-project/vllm-omni#7126."""
+    controller = new_fleet()
+    pids = first_of_each(controller.stream(command="ignore_sigterm"), world_size)
+    began = time.monotonic()
+    controller.shutdown(graceful_timeout=0)
+    assert time.monotonic() - began < 3
+    assert_gone(pids, within_s=0)
+
+
+def test_an_unpicklable_yield_is_reported(new_fleet: Make, world_size: int) -> None:
+    """69: python/cpython#84376; with its rank and its type, while the peers wait in a collective."""
+    stream = new_fleet().stream(command="yield_unpicklable", ranks=[world_size - 1])
+    assert first_of_each(stream, world_size) == [1] * world_size
+    began = time.monotonic()
+    with pytest.raises(RunnerFailedError, match="lock does not pickle") as caught:
+        next(stream)
+    assert time.monotonic() - began < 0.5
+    assert caught.value.rank == world_size - 1
