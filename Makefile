@@ -7,8 +7,9 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 export PROMPT ?=
 TESTS ?=
+REPORT ?=
 
-.PHONY: demo test check format bench clean install
+.PHONY: demo test check format bench bench-controller clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -30,6 +31,10 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	@test -d build/bench-checkpoint || $(BIN)/h3render checkpoint tiny build/bench-checkpoint
 	@$(BIN)/h3render bench build/bench-checkpoint
+
+# The controller's overhead and failure latencies on this machine, against their goals. REPORT=FILE.json keeps them.
+bench-controller: $(INSTALLED)
+	@$(BIN)/python tools/bench_controller $(REPORT)
 
 install: $(INSTALLED)
 

@@ -7,11 +7,10 @@ import json
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-import torch
+from machine import describe_machine
 
 SELECTIONS = (
     ["-m", "gpu"],
@@ -26,19 +25,6 @@ def main(report: Path) -> int:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps({**describe_machine(), "runs": [entry for entry, _ in runs]}, indent=1) + "\n")
     return next((code for _, code in runs if code), 0)
-
-
-def describe_machine() -> dict[str, object]:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "driver": driver,
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "command": " ".join(["python", *sys.argv]),
-    }
 
 
 def run_pytest(selection: list[str]) -> tuple[dict[str, object], int]:

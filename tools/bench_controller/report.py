@@ -1,0 +1,74 @@
+"""Verdicts as a table for people, and as JSON to keep."""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.bench_controller.fleets import Setting
+from tools.bench_controller.rows import Unit, Verdict
+from tools.machine import describe_machine
+
+PLAIN_WIDTH = 160  # where there is no terminal to ask
+
+
+def print_table(verdicts: Sequence[Verdict], setting: Setting) -> None:
+    title = f"ranks: {setting.ranks}, backend: {setting.backend}"
+    table = Table("row", "reference, 2xH200", "goal", "measured", "met", title=title, show_lines=True)
+    for verdict in verdicts:
+        met = "yes" if verdict.met else "[bold red]NO[/]"
+        table.add_row(verdict.row.title, verdict.row.reference, verdict.goal, show_measured(verdict), met)
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+
+
+def show_measured(verdict: Verdict) -> str:
+    measured = verdict.measured
+    broken = [f"NOT: {claim}" for claim, holds in measured.claims.items() if not holds]
+    figures = [show_figures(measured.figures, verdict.row.unit)] if measured.figures else []
+    return "\n".join([*figures, *broken, *([measured.error] if measured.error else [])]) or "as it should be"
+
+
+def show_figures(figures: Sequence[float], unit: Unit) -> str:
+    if len(figures) == 1:
+        return unit.show(figures[0])
+    return f"p50 {unit.show(statistics.median(figures))}, p95 {unit.show(percentile_95(figures))}, n {len(figures)}"
+
+
+def percentile_95(figures: Sequence[float]) -> float:
+    return statistics.quantiles(figures, n=20)[-1]
+
+
+def write_report(path: Path, verdicts: Sequence[Verdict], setting: Setting) -> None:
+    report = {
+        **describe_machine(on_gpus=setting.on_gpus),
+        "ranks": setting.ranks,
+        "backend": setting.backend,
+        "rows": {verdict.row.slug: row_report(verdict) for verdict in verdicts},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def row_report(verdict: Verdict) -> dict[str, object]:
+    row, measured = verdict.row, verdict.measured
+    return {
+        "row": row.title,
+        "reference": row.reference,
+        "goal": verdict.goal,
+        "met": verdict.met,
+        "measured": summarize([figure * row.unit.per_base for figure in measured.figures], row.unit),
+        "claims": dict(measured.claims),
+        **({"details": dict(measured.details)} if measured.details else {}),
+        **({"error": measured.error} if measured.error else {}),
+    }
+
+
+def summarize(figures: Sequence[float], unit: Unit) -> dict[str, object]:
+    if len(figures) < 2:
+        return {"value": figures[0], "unit": unit.name} if figures else {}
+    p50, p95 = statistics.median(figures), percentile_95(figures)
+    return {"p50": p50, "p95": p95, "n": len(figures), "unit": unit.name}
