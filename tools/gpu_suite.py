@@ -1,6 +1,7 @@
 """Runs the tests that need CUDA GPUs, and a render on them, and writes a report to commit.
 
 python tools/gpu_suite.py benchmarks/reports/gpu-suite-2xH200.json
+python tools/gpu_suite.py benchmarks/reports/controller-suite-1xH200.json -m gpu tests/worker/mgpu    (a part)
 """
 
 import json
@@ -19,9 +20,9 @@ SELECTIONS = (
 )
 
 
-def main(report: Path) -> int:
-    """Run every selection; the exit code is that of the first that failed."""
-    runs = [run_pytest(selection) for selection in SELECTIONS]
+def main(report: Path, *selection: str) -> int:
+    """Run the given selection, or each of ours; the exit code is that of the first that failed."""
+    runs = [run_pytest(chosen) for chosen in ([list(selection)] if selection else SELECTIONS)]
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps({**describe_machine(), "runs": [entry for entry, _ in runs]}, indent=1) + "\n")
     return next((code for _, code in runs if code), 0)
@@ -43,4 +44,4 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -162,7 +162,7 @@ class Fleet:
         connections = connect(self._plan.world_size)
         try:
             for rank, peers in enumerate(connections):
-                plan = RankPlan(self._plan, rank, self._store.port, os.getpid(), self.logs.folder)
+                plan = RankPlan(self._plan, rank, self._store.port, self.logs.folder)
                 process = RankProcess(plan, self._required_setup(), reader, peers, self.logs.open(rank))
                 self.ranks.append(process)
                 self._watch(process)

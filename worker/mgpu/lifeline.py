@@ -1,11 +1,10 @@
 """A rank process dies with its controller, whatever either of them is doing, and is deaf to the terminal.
 
 Two lines, because neither is enough: the kernel's parent-death signal also reaches native code that holds the GIL,
-but it is bound to the thread that spawned us and is not armed while the interpreter starts; the pipe closes with
-the controller in any case, but its guard needs the GIL.
+but it is bound to the thread that spawned us; the pipe closes with the controller in any case, but its guard needs
+the GIL.
 """
 
-import ctypes
 import os
 import signal
 import threading
@@ -14,13 +13,16 @@ from multiprocessing.connection import Connection
 _PR_SET_PDEATHSIG = 1
 
 
-def tie_to_controller(controller_pid: int, alive: Connection) -> None:
-    """First thing in a rank. `alive` is never written to: it ends when the controller does."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) refused")
-    if os.getppid() != controller_pid:  # it died before the signal was armed
-        os._exit(1)
+def tie_by_kernel(controller_pid: int) -> str:
+    """Source to run first thing in a rank, before it imports anything. The controller may have died just now."""
+    return (
+        f"import ctypes, os; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGKILL:d}, 0, 0, 0); "
+        f"os.getppid() == {controller_pid} or os._exit(1); "
+    )
+
+
+def tie_by_pipe(alive: Connection) -> None:
+    """First thing of ours in a rank. `alive` is never written to: it ends when the controller does."""
     threading.Thread(target=_die_with_pipe, args=(alive,), name="mgpu-guard", daemon=True).start()
     os.setsid()  # a Ctrl-C in the terminal is for the controller, which then decides about us
     signal.signal(signal.SIGINT, signal.SIG_IGN)

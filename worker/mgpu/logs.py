@@ -55,7 +55,7 @@ class FleetLogs:
         self.folder = _make_folder() if root is None else Path(root)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._is_ours = root is None
-        self._lock = _locked(self.folder) if self._is_ours else None
+        self._lock = _lock(self.folder) if self._is_ours else None
         self._sink = specs if callable(specs) else _to_logger
 
     def open(self, rank: int) -> RankLog:
@@ -89,7 +89,7 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         if folder.stat().st_uid != os.getuid():
             return False
-        os.close(_locked(folder))
+        os.close(_lock(folder, fcntl.LOCK_NB))
     except OSError:
         return False
     return True
@@ -102,10 +102,11 @@ def _made_at(folder: Path) -> float:
         return 0.0
 
 
-def _locked(folder: Path) -> int:
+def _lock(folder: Path, flags: int = 0) -> int:
+    """A descriptor that holds it. Waits, without flags, for one that only looks whether the folder is abandoned."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
     except OSError:
         os.close(descriptor)
         raise

@@ -27,7 +27,7 @@ from worker.mgpu.channel import Channel
 from worker.mgpu.diagnosis import offer_collectives, offer_stacks
 from worker.mgpu.errors import RunnerError
 from worker.mgpu.inputs import InputReceiver
-from worker.mgpu.lifeline import tie_to_controller
+from worker.mgpu.lifeline import tie_by_pipe
 from worker.mgpu.link import Kind, Link, Message
 from worker.mgpu.lockstep import require_same_step
 from worker.mgpu.logs import redirect_output
@@ -55,7 +55,7 @@ class RankEnds:
 
 
 def rank_main(plan: RankPlan, setup_kwargs: Travelling, ends: RankEnds) -> None:
-    tie_to_controller(plan.controller_pid, ends.alive)
+    tie_by_pipe(ends.alive)
     os.set_inheritable(ends.control.fileno(), False)
     os.set_inheritable(ends.requests.fileno(), False)
     redirect_output(ends.output)

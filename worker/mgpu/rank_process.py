@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from multiprocessing.connection import Connection, Pipe
-from multiprocessing.context import SpawnProcess
 
 from worker.mgpu import cuda_ipc
 from worker.mgpu.diagnosis import ask_for_collectives, ask_for_stacks, collectives_file
@@ -17,23 +16,12 @@ from worker.mgpu.link import Link
 from worker.mgpu.logs import RankLog
 from worker.mgpu.rank import RankEnds, rank_main
 from worker.mgpu.reports import ErrorReport
+from worker.mgpu.spawn import TiedProcess
 from worker.mgpu.state import Phase
 from worker.mgpu.tensors import Travelling
 from worker.mgpu.world import RankPlan
 
 _LOG_CHUNK_BYTES = 1 << 16
-
-
-class _Process(SpawnProcess):
-    """multiprocessing joins every child when the program ends, in a fork of it too, where that is an error."""
-
-    def __init__(self, arguments: tuple[object, ...], name: str) -> None:
-        super().__init__(target=rank_main, args=arguments, name=name)
-        self._maker_pid = os.getpid()
-
-    def join(self, timeout: float | None = None) -> None:
-        if os.getpid() == self._maker_pid:
-            super().join(timeout)
 
 
 class RankProcess:
@@ -57,7 +45,7 @@ class RankProcess:
         os.set_blocking(self.output.fileno(), False)
         self.link = Link(control)
         ends = RankEnds(rank_control, alive, rank_output, rank_requests, peers)
-        self._process = _Process((plan, setup, ends), name=f"mgpu-rank-{plan.rank}")
+        self._process = TiedProcess(rank_main, (plan, setup, ends), name=f"mgpu-rank-{plan.rank}")
         try:
             self._process.start()
         except BaseException:  # an argument that does not pickle, say

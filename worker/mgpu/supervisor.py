@@ -285,8 +285,11 @@ class Supervisor:
         return ControllerShutdownError(f"the controller was shut down (it is {self.state})")
 
     def _dead_error(self) -> ControllerDeadError:
+        if self.fatal_error is None:  # somebody asks before all is known: what is known now counts
+            self._condemn(Verdict(None))
+            self._tell_end()
         error = ControllerDeadError("the fleet is dead: construct a new controller; the cause is chained")
-        error.__cause__ = self.fatal_error or self._end_error()
+        error.__cause__ = self.fatal_error
         return error
 
     def _condemn(self, verdict: Verdict) -> None:

@@ -43,7 +43,6 @@ class RankPlan:
     fleet: FleetPlan
     rank: int
     store_port: int
-    controller_pid: int
     evidence_folder: Path
 
     @property

@@ -150,8 +150,11 @@ def open_descriptors() -> int:
 
 
 def children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended since
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def is_running(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -16,8 +17,9 @@ import pytest
 import worker.mgpu.fleet
 from tests.waiting import eventually
 from tests.worker.mgpu.conftest import assert_gone, is_running
+from tests.worker.mgpu.runners import CommandRunner, SetupRunner
 from tests.worker.mgpu.scripts import RunScript, read_pids
-from worker.mgpu import ControllerShutdownError, MGPUController, State
+from worker.mgpu import ControllerShutdownError, MGPUController, Phase, State
 from worker.mgpu.rank_process import RankProcess
 
 Make = Callable[..., MGPUController]
@@ -235,3 +237,54 @@ def test_an_interrupted_start_leaves_nothing(new_controller: Make, fleet_size: i
         controller.start(timeout=60)
     interrupter.join()
     assert controller.status().state is State.STOPPED
+
+
+def test_a_dropped_controller_ends_its_fleet(new_controller: Make) -> None:
+    """84: but not while somebody holds a stream of it."""
+    controller = MGPUController(CommandRunner, num_gpus=1, backend="gloo")
+    controller.start(timeout=60)
+    pids = pids_of(controller)
+    stream = controller.stream(command="count", upto=2)
+    del controller
+    gc.collect()
+    assert len(list(stream)) == 2
+    assert is_running(pids[0])
+    del stream
+    gc.collect()
+    assert_gone(pids, within_s=0)
+
+
+def test_a_shutdown_during_the_start_ends_it(new_controller: Make) -> None:
+    """78, 95: the controller is not alive before start() has returned, and start() says why it never does."""
+    controller = new_controller(SetupRunner)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(controller.start, timeout=60, faults={1: "wait"})
+        eventually(lambda: [rank.phase for rank in controller.status().ranks] == [Phase.SETUP] * 2)
+        assert controller.status().state is State.STARTING
+        assert not controller.is_alive
+        controller.shutdown()
+        with pytest.raises(ControllerShutdownError):
+            starting.result()
+    assert controller.status().state is State.STOPPED
+
+
+def test_a_ctrl_c_while_ranks_start_is_the_callers_alone(run_script: RunScript) -> None:
+    """25, 87: the terminal sends it to the whole process group, which the ranks have not left yet."""
+    script = run_script(
+        """
+if __name__ == "__main__":
+    os.setpgid(0, 0)
+    controller = MGPUController(CommandRunner, num_gpus=2, backend="gloo")
+    def interrupt():
+        eventually(lambda: len(controller.status().ranks) == 2)
+        os.killpg(0, signal.SIGINT)
+    threading.Thread(target=interrupt).start()
+    try:
+        controller.start(timeout=60)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    )
+    output, errors = script.communicate(timeout=30)
+    assert output == "interrupted\n", errors
+    assert errors == ""

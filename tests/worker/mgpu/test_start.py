@@ -221,7 +221,7 @@ def test_an_unimportable_module_travels_by_value(
 
 def test_a_call_that_is_no_generator_is_a_refusal(new_fleet: Make) -> None:
     """41"""
-    controller = new_fleet(HiddenNotAGenerator)
+    controller = new_fleet(HiddenNotAGenerator, num_gpus=1)
     with pytest.raises(SymmetricRunnerError, match="not a generator"):
         next(controller.stream())
     assert controller.is_alive
@@ -229,7 +229,7 @@ def test_a_call_that_is_no_generator_is_a_refusal(new_fleet: Make) -> None:
 
 def test_inference_mode_is_the_runners_business(new_fleet: Make) -> None:
     """44"""
-    assert list(new_fleet(InferenceRunner).stream()) == [True, True]
+    assert list(new_fleet(InferenceRunner, num_gpus=1).stream()) == [True]
 
 
 class EarlyRunner(MGPURunner):
