@@ -62,9 +62,8 @@ def bind_device(plan: RankPlan) -> None:
     _describe_in_environment(plan)
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)
-    else:
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // plan.fleet.world_size))
+    # Ranks share the cores; torch would give each of them all.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // plan.fleet.world_size))
 
 
 def _describe_in_environment(plan: RankPlan) -> None:
