@@ -26,6 +26,7 @@ from worker.mgpu.errors import (
     StartError,
     StartTimeoutError,
     SymmetricRunnerError,
+    UnreadableResultError,
     WrongOwnerError,
 )
 from worker.mgpu.runner import Borrowed, MGPURunner, NCCLGroups
@@ -63,5 +64,6 @@ __all__ = [
     "State",
     "Stream",
     "SymmetricRunnerError",
+    "UnreadableResultError",
     "WrongOwnerError",
 ]

@@ -64,8 +64,12 @@ def _class_of_token(token: str, definition: bytes) -> type:
 def class_to_bytes(cls: type) -> bytes:
     """Raises TypeError, naming what it could not take along."""
     definition = _definitions.get(cls)
-    if definition is None:
-        definition = _definitions[cls] = _define(cls)
+    return define(cls) if definition is None else definition
+
+
+def define(cls: type) -> bytes:
+    """As it is now, and so until it is defined again: a notebook's class changes between two fleets."""
+    definition = _definitions[cls] = _define(cls)
     return definition
 
 

@@ -63,7 +63,8 @@ class Channel:
 
     def _tell(self, kind: Kind, packed: Packed) -> int:
         sequence = self.sequence
-        self._link.send(Message(kind, self.job_id, sequence, packed.body, packed.segment))
+        holds_cuda = packed.shared_bytes > 0 or packed.is_borrowed
+        self._link.send(Message(kind, self.job_id, sequence, packed.body, packed.segment, holds_cuda=holds_cuda))
         self.sequence += 1
         if packed.segment:
             packed.segment.close()

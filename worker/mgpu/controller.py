@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
+import multiprocessing.util
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from worker.mgpu.by_value import class_to_bytes
+from worker.mgpu.by_value import define
+from worker.mgpu.errors import ControllerStateError
 from worker.mgpu.fleet import Fleet
 from worker.mgpu.inputs import InputSender
 from worker.mgpu.logs import FleetLogs, LineSink, LogsSpecs
@@ -70,6 +71,8 @@ class MGPUController:
         self._runner_cls = runner_cls
         self._logs_specs = logs_specs
         self._allow_shared = allow_shared
+        if not (logs_specs is None or callable(logs_specs) or hasattr(logs_specs, "root_log_dir")):
+            raise TypeError(f"logs_specs must be a LogsSpecs or a callable(rank, line), got {logs_specs!r}")
         if max_buffered_bytes <= 0:
             raise ValueError(f"max_buffered_bytes must be positive, got {max_buffered_bytes}")
         self._outputs = outputs
@@ -78,6 +81,7 @@ class MGPUController:
         self._check_lockstep = check_lockstep
         self._share_groups = share_groups
         self._supervisor = Supervisor(_seconds(asymmetry_grace))
+        self._exit_hooks: list[Callable[[], object]] = []
 
     def start(self, /, *, timeout: Duration = timedelta(minutes=30), **setup_kwargs: Any) -> None:
         """Spawn the fleet, run setup(**setup_kwargs) on every rank, return when all are ready.
@@ -88,12 +92,12 @@ class MGPUController:
         self._supervisor.require_own_process()
         plan = self._plan()
         self._inputs = InputSender(plan.devices[0], SegmentPool() if plan.backend == "nccl" else None)
-        started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
-        self._stop_at_exit = weakref.finalize(self, self._supervisor.shut_down_at_exit)
-        # Runs before multiprocessing's own exit hook, which would wait for the ranks for ever.
-        atexit.register(self._stop_at_exit)
         try:
+            started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
+            self._end_with_us()
             started.result()
+        except ControllerStateError:  # another start(): its fleet is none of ours
+            raise
         except BaseException:  # Ctrl-C too: no process may stay behind
             self.shutdown(graceful_timeout=0)
             raise
@@ -123,9 +127,9 @@ class MGPUController:
         """End the fleet: ranks finish their job and leave in that time, or are killed. Any thread may call this."""
         self._supervisor.require_own_process()
         self._supervisor.shut_down(_seconds(graceful_timeout))
-        if (hook := getattr(self, "_stop_at_exit", None)) is not None:
-            hook.detach()
-            atexit.unregister(hook)
+        for hook in self._exit_hooks:
+            hook()
+        self._exit_hooks = []
 
     @property
     def is_alive(self) -> bool:
@@ -146,9 +150,16 @@ class MGPUController:
     ) -> None:
         self.shutdown(graceful_timeout=60.0 if kind is None else 0.0)
 
+    def _end_with_us(self) -> None:
+        """With this object, and with the program, before multiprocessing waits for the ranks, which is for ever."""
+        dropped = weakref.finalize(self, self._supervisor.shut_down_at_exit)
+        dropped.atexit = False
+        ended = multiprocessing.util.Finalize(None, self._supervisor.shut_down_at_exit, exitpriority=10)
+        self._exit_hooks = [dropped.detach, ended.cancel]
+
     def _plan(self) -> FleetPlan:
         return FleetPlan(
-            runner_definition=class_to_bytes(self._runner_cls),
+            runner_definition=define(self._runner_cls),
             backend=self._placement.backend,
             devices=self._placement.resolve(),
             outputs=self._outputs,
@@ -160,11 +171,15 @@ class MGPUController:
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:
         claim = DeviceClaim(plan.devices, may_share=self._allow_shared)
-        return Fleet(plan, claim, Travelling(setup_kwargs), FleetLogs(self._logs_specs), self._supervisor)
+        try:
+            return Fleet(plan, claim, Travelling(setup_kwargs), FleetLogs(self._logs_specs), self._supervisor)
+        except BaseException:  # a log folder that cannot be made, say
+            claim.release()
+            raise
 
 
 def _seconds(duration: Duration) -> float:
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
-    if seconds < 0:
+    if not seconds >= 0:  # nan too
         raise ValueError(f"a duration cannot be negative, got {duration!r}")
     return seconds

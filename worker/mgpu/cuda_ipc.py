@@ -1,5 +1,6 @@
 """CUDA memory between processes: whether this one can share its own, and what a killed one leaves behind."""
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -20,9 +21,14 @@ def can_share(device: torch.device) -> bool:
     return not is_expandable
 
 
-def remove_leftovers(pid: int) -> None:
-    """After a rank's death: CUDA and torch unlink their files in /dev/shm only when a process winds up in order."""
+def remove_leftovers(pid: int, *, spawned_at: float) -> None:
+    """After a rank's death: CUDA and torch unlink their files in /dev/shm only when a process winds up in order.
+
+    spawned_at  a time.time(). Where containers share /dev/shm, a process of another one may have the same number
+    """
     for pattern in (f"cuda.shm.*.{pid:x}.*", f"torch_{pid}_*"):
         for path in Path("/dev/shm").glob(pattern):  # noqa: S108  # they chose the place
-            if path.stat().st_uid == os.getuid():
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else was faster, or it is somebody else's
+                found = path.stat()
+                if found.st_uid == os.getuid() and found.st_mtime >= spawned_at:
+                    path.unlink()

@@ -20,7 +20,8 @@ RuntimeError
 Exception
 ├── RunnerError                raised by a runner that refuses its input, on every rank alike
 ├── SymmetricRunnerError       every rank refused: the fleet is fine, fix the input
-└── AsymmetricRunnerError      some refused and some finished: the fleet lives, but a hang was near
+├── AsymmetricRunnerError      some refused and some finished: the fleet lives, but a hang was near
+└── UnreadableResultError      what a rank sent cannot be rebuilt here; the fleet is fine
 """
 
 from collections.abc import Sequence
@@ -191,3 +192,7 @@ class AsymmetricRunnerError(Exception):
     def __init__(self, text: str, terminals: Sequence[RunnerError | StopIteration] = ()) -> None:
         super().__init__(text)
         self.terminals = list(terminals)
+
+
+class UnreadableResultError(Exception):
+    """A value that a rank yielded or returned pickles there, but does not unpickle here."""

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
+from worker.mgpu.diagnosis import COLLECTIVES_LIMIT_S
 from worker.mgpu.errors import RankFailure
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.logs import FleetLogs
@@ -40,6 +41,9 @@ log = logging.getLogger(__name__)
 
 TERM_GRACE_S = 1.0  # from SIGTERM to SIGKILL
 REAP_LIMIT_S = 3.0  # from SIGKILL until a process counts as unkillable
+
+# From the order to kill until nothing is left, at the most; with what diagnosis may take before it.
+END_LIMIT_S = TERM_GRACE_S + 2 * REAP_LIMIT_S + COLLECTIVES_LIMIT_S + 1.0
 
 Action = Callable[[], None]
 
@@ -72,7 +76,7 @@ class Fleet:
         self._selector = selectors.DefaultSelector()
         self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Closed with us and not with the fleet: a late post() must not write to a descriptor of somebody else.
-        weakref.finalize(self, os.close, self._wake_descriptor)
+        weakref.finalize(self, os.close, self._wake_descriptor).atexit = False  # we may be needed later than that
         self._is_leaving = False
         self._is_ending = False
         self._gave_up = False
@@ -113,10 +117,11 @@ class Fleet:
         """At once."""
         self.post(self._kill)
 
-    def join(self) -> None:
-        """Wait until `fleet_gone` has returned; bounded, once the fleet was told to end."""
+    def join(self, timeout_s: float) -> bool:
+        """Wait until `fleet_gone` has returned; whether it has."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+        return not self._thread.is_alive()
 
     # --- for the handler, in the fleet's thread ---
 
@@ -136,12 +141,16 @@ class Fleet:
             while not self._is_over():
                 self._wait_for_events()
         except BaseException as error:  # top of the thread: nobody else would hear of it
-            self._handler.fleet_broke(error)
-            self._kill()
-            self._reap_blindly()
+            try:
+                self._handler.fleet_broke(error)
+            finally:
+                self._kill()
+                self._reap_blindly()
         survivors = [process.pid for process in self.ranks if process.phase is not Phase.GONE]
-        self._close()
-        self._handler.fleet_gone(survivors)
+        try:
+            self._close()
+        finally:
+            self._handler.fleet_gone(survivors)  # whatever else goes wrong: callers wait for it
 
     def _is_over(self) -> bool:
         is_wanted = self._is_ending or self._is_leaving
@@ -271,12 +280,14 @@ class Fleet:
             self._selector.unregister(process.link.connection)
 
     def _ask_to_leave(self, within_s: float) -> None:
-        self._timers.set("leave", time.monotonic() + within_s, self._terminate)
+        self._timers.set_sooner("leave", time.monotonic() + within_s, self._terminate)
         for process in self.ranks:
             self._send(process.rank, Message(Kind.EXIT))
         self._is_leaving = True
 
     def _terminate(self) -> None:
+        if self._is_ending:
+            return
         self._is_ending = True
         for process in self.ranks:
             process.signal(signal.SIGTERM)
@@ -286,7 +297,7 @@ class Fleet:
         self._is_ending = True
         for process in self.ranks:
             process.signal(signal.SIGKILL)
-        self._timers.set("kill", time.monotonic() + REAP_LIMIT_S, self._give_up)
+        self._timers.set("give up", time.monotonic() + REAP_LIMIT_S, self._give_up)
 
     def _reap_blindly(self) -> None:
         """Without the selector, which may be what failed."""

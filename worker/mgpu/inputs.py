@@ -8,6 +8,7 @@ broadcast for several dtypes, and bytes are exact for all. Layout of the broadca
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from worker.mgpu.tensors import as_bytes, pack, require_plain, unpack, window
 log = logging.getLogger(__name__)
 
 BROADCAST_CHUNK_BYTES = 16 << 20
+_HANDLES_SIZE = struct.Struct("<Q")
 _LARGE_BYTES = 1 << 20  # of a keyword that does not go as a tensor
 
 
@@ -36,11 +38,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class JobInputs:
-    """What the body of a JOB message unpacks to, on every rank."""
+    """What the body of a JOB message unpacks to, on every rank, behind the handles of CUDA tensors for rank 0."""
 
     plain: dict[str, object]
     entries: tuple[TensorEntry, ...]
-    cuda_tensors: bytes  # packed, for rank 0 alone; empty if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,13 @@ class InputSender:
         inputs = JobInputs(
             plain={name: value for name, value in kwargs.items() if name not in tensors},
             entries=tuple(_entry(name, tensors[name]) for name in (*on_cpu, *on_cuda)),
-            cuda_tensors=pack(list(on_cuda.values()), share_cuda=True, inline=True).body if on_cuda else b"",
         )
         body = pack(inputs, share_cuda=False, inline=True).body
         _name_large(inputs.plain, len(body))
-        return EncodedJob(body, self._segment_of(list(on_cpu.values())), self.pool)
+        segment = self._segment_of(list(on_cpu.values()))
+        # Last: GPU memory that was exported and that no rank opens is lost.
+        handles = pack(list(on_cuda.values()), share_cuda=True, inline=True).body if on_cuda else b""
+        return EncodedJob(b"".join((_HANDLES_SIZE.pack(len(handles)), handles, body)), segment, self.pool)
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         # To open another GPU's memory would give rank 0 a context there, half a gigabyte.
@@ -117,23 +120,23 @@ class InputReceiver:
 
     def receive(self, message: Message) -> dict[str, object]:
         """Collective if the job has tensors. Raises RunnerError if this process cannot rebuild a keyword."""
-        inputs = _decode(message.body)
+        inputs, handles = _decode(message.body)
         if not inputs.entries:
             return inputs.plain
         offsets, total_bytes = offsets_of([entry.size_bytes for entry in inputs.entries])
-        flat = self._load(message, inputs, offsets, total_bytes) if self.rank == 0 else self._empty(total_bytes)
+        flat = self._load(message, handles, offsets, total_bytes) if self.rank == 0 else self._empty(total_bytes)
         self._broadcast(flat)
         tensors = {e.name: _carve(flat, offset, e) for e, offset in zip(inputs.entries, offsets, strict=True)}
         return {**inputs.plain, **tensors}
 
-    def _load(self, message: Message, inputs: JobInputs, offsets: Sequence[int], total_bytes: int) -> torch.Tensor:
+    def _load(self, message: Message, handles: bytes, offsets: Sequence[int], total_bytes: int) -> torch.Tensor:
         """Rank 0: all tensors behind each other, on its device."""
         from_cpu = message.view.as_bytes() if message.view else self._empty(0)
         if from_cpu.numel() == total_bytes and self.device.type == "cpu":
             return from_cpu
         flat = self._empty(total_bytes)
         flat[: from_cpu.numel()] = from_cpu
-        for offset, tensor in zip(reversed(offsets), reversed(_cuda_tensors(inputs)), strict=False):
+        for offset, tensor in zip(reversed(offsets), reversed(_cuda_tensors(handles)), strict=False):
             source = as_bytes(tensor)
             flat[offset : offset + source.numel()] = source
         return flat
@@ -149,17 +152,19 @@ class InputReceiver:
                 dist.broadcast(chunk, src=0)
 
 
-def _decode(body: bytes) -> JobInputs:
+def _decode(body: bytes) -> tuple[JobInputs, bytes]:
+    (size,) = _HANDLES_SIZE.unpack_from(body)
+    start = _HANDLES_SIZE.size
     try:
-        inputs = unpack(body, None)
+        inputs = unpack(body[start + size :], None)
     except Exception as error:  # foreign classes raise whatever they like; every rank gets the same bytes
         raise RunnerError(f"the job's keywords cannot be rebuilt here: {type(error).__name__}: {error}") from error
     assert isinstance(inputs, JobInputs)
-    return inputs
+    return inputs, body[start : start + size]
 
 
-def _cuda_tensors(inputs: JobInputs) -> list[torch.Tensor]:
-    tensors = unpack(inputs.cuda_tensors, None) if inputs.cuda_tensors else []
+def _cuda_tensors(handles: bytes) -> list[torch.Tensor]:
+    tensors = unpack(handles, None) if handles else []
     assert isinstance(tensors, list)
     return tensors
 

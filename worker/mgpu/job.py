@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from worker.mgpu.errors import AsymmetricRunnerError, RunnerError, SymmetricRunnerError
+from worker.mgpu.errors import AsymmetricRunnerError, RunnerError, SymmetricRunnerError, UnreadableResultError
 from worker.mgpu.inputs import EncodedJob
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.reports import read_report, rebuild_runner_error
@@ -33,7 +33,8 @@ class Job:
     world_size: int
     inputs: EncodedJob | None = None
     owner: threading.Thread = field(default_factory=threading.current_thread)  # who alone may read its stream
-    is_dropped: bool = False  # its stream was, before its end
+    claim: object = field(default_factory=object)  # of the stream that may read it; reclaim() makes another
+    is_dropped: bool = False  # that stream was, before its end
     arrivals: SimpleQueue[Said | BaseException] = field(default_factory=SimpleQueue)
     ends: dict[int, Message] = field(default_factory=dict)  # of the ranks that have ended
     yields: dict[int, int] = field(default_factory=dict)  # how many items each rank has yielded
@@ -42,7 +43,7 @@ class Job:
     reads: dict[int, int] = field(default_factory=dict)  # how many items of each rank the owner is done with
     waits: dict[int, int] = field(default_factory=dict)  # ranks that go on when the owner is done with that item
     reading: Said | None = None  # the item that the owner has in hand
-    terminals: dict[int, Terminal] = field(default_factory=dict)  # the ends that the owner has read
+    ends_read: dict[int, Said] = field(default_factory=dict)  # of the ranks whose end the owner has read
 
     @property
     def has_ended(self) -> bool:
@@ -51,6 +52,15 @@ class Job:
     @property
     def unended(self) -> list[int]:
         return [rank for rank in range(self.world_size) if rank not in self.ends]
+
+    @property
+    def waits_for_owner(self) -> bool:
+        return any(self.reads.get(rank, 0) <= sequence for rank, sequence in self.waits.copy().items())
+
+    @property
+    def has_no_reader(self) -> bool:
+        """Asked by the thread that shuts down: it will not come back to read."""
+        return self.is_dropped or self.owner is threading.current_thread() or not self.owner.is_alive()
 
     def take(self, rank: int, message: Message) -> None:
         """Raises ProtocolError for a message that cannot belong here."""
@@ -95,20 +105,32 @@ class ProtocolError(Exception):
     """A rank speaks of another job, or has skipped or repeated a message."""
 
 
-def terminal_of(rank: int, message: Message) -> Terminal:
-    if message.kind is Kind.REFUSED:
-        return rebuild_runner_error(rank, read_report(message.body))
-    return StopIteration(unpack(message.body, message.view))
+def open_value(said: Said) -> object:
+    """Raises UnreadableResultError, or RuntimeError for GPU memory that is no more."""
+    try:
+        return unpack(said.message.body, said.message.view)
+    except RuntimeError:
+        raise
+    except Exception as error:  # a class of the runner's, with a constructor of its own, say
+        text = f"what rank {said.rank} sent cannot be rebuilt in this process: {type(error).__name__}: {error}"
+        raise UnreadableResultError(text) from error
 
 
-def conclude(job_id: int, terminals: Sequence[Terminal]) -> list[object]:
+def conclude(job_id: int, ends: Sequence[Said]) -> list[object]:
     """The values that the ranks returned, in rank order. Raises if any of them refused the job."""
+    terminals = [_terminal_of(end) for end in ends]
     errors = [terminal for terminal in terminals if isinstance(terminal, RunnerError)]
     if not errors:
         return [terminal.value for terminal in terminals if isinstance(terminal, StopIteration)]
     if len(errors) == len(terminals):
         raise _symmetric(job_id, errors)
     raise _asymmetric(job_id, terminals)
+
+
+def _terminal_of(end: Said) -> Terminal:
+    if end.message.kind is Kind.REFUSED:
+        return rebuild_runner_error(end.rank, read_report(end.message.body))
+    return StopIteration(open_value(end))
 
 
 def _symmetric(job_id: int, errors: Sequence[RunnerError]) -> SymmetricRunnerError:

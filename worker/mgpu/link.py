@@ -7,6 +7,7 @@ beside the first byte. Whether a message ends a job stands in its kind, never in
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -41,9 +42,10 @@ class Message:
     body: bytes = b""
     segment: Segment | None = None  # set by a sender
     view: SegmentView | None = None  # set for a receiver
+    holds_cuda: bool = False  # GPU memory that the sender keeps until the body is opened
 
 
-_HEADER = struct.Struct("<BxxxxxxxQQQQ")  # kind, job, sequence, body size, segment size (0: none)
+_HEADER = struct.Struct("<B?xxxxxxQQQQ")  # kind, holds CUDA, job, sequence, body size, segment size (0: none)
 _READ_SIZE_BYTES = 1 << 16
 _READS_AT_ONCE = 64  # more than a socket's buffer holds, yet a fast sender cannot keep the reader for ever
 
@@ -86,7 +88,9 @@ class Link:
 
     def enqueue(self, message: Message) -> None:
         size_bytes = message.segment.size_bytes if message.segment else 0
-        header = _HEADER.pack(message.kind, message.job_id, message.sequence, len(message.body), size_bytes)
+        header = _HEADER.pack(
+            message.kind, message.holds_cuda, message.job_id, message.sequence, len(message.body), size_bytes
+        )
         self._outgoing.append((memoryview(header), message.segment))
         if message.body:
             self._outgoing.append((memoryview(message.body), None))
@@ -128,9 +132,11 @@ class Link:
 
     def _read(self, flags: int) -> bool:
         """Whether that was all there was to read, as far as can be told without another call."""
-        chunk, ancillary, _, _ = self.connection.recvmsg(
+        chunk, ancillary, message_flags, _ = self.connection.recvmsg(
             _READ_SIZE_BYTES, socket.CMSG_SPACE(array.array("i").itemsize), flags | socket.MSG_CMSG_CLOEXEC
         )
+        if message_flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "no descriptor is free to receive a tensor; raise the limit (ulimit -n)")
         self._take_descriptors(ancillary)
         if not chunk:
             raise EOFError("the peer closed its end of the link")
@@ -145,14 +151,14 @@ class Link:
 
     def _parse(self) -> None:
         while len(self._incoming) >= _HEADER.size:
-            kind, job_id, sequence, body_size, segment_size = _HEADER.unpack_from(self._incoming)
+            kind, holds_cuda, job_id, sequence, body_size, segment_size = _HEADER.unpack_from(self._incoming)
             end = _HEADER.size + body_size
             if len(self._incoming) < end:
                 return
             body = bytes(memoryview(self._incoming)[_HEADER.size : end])
             del self._incoming[:end]
             view = self._map_next(segment_size) if segment_size else None
-            self._received.append(Message(Kind(kind), job_id, sequence, body, view=view))
+            self._received.append(Message(Kind(kind), job_id, sequence, body, view=view, holds_cuda=holds_cuda))
 
     def _map_next(self, size_bytes: int) -> SegmentView:
         descriptor = self._descriptors.popleft()

@@ -43,7 +43,8 @@ def redirect_output(output: Connection) -> None:
     os.dup2(output.fileno(), 2)
     output.close()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # real files in a spawned process
+        if stream is not None:  # as where the controller itself has none
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # real files in a spawned process
     faulthandler.enable()
 
 
@@ -52,9 +53,8 @@ class FleetLogs:
 
     def __init__(self, specs: LogsSpecs | LineSink | None) -> None:
         root = getattr(specs, "root_log_dir", None)
-        self.folder = _make_folder() if root is None else Path(root)
-        self.folder.mkdir(parents=True, exist_ok=True)
         self._is_ours = root is None
+        self.folder = _make_folder() if root is None else _make_folder_in(Path(root))
         self._lock = _lock(self.folder) if self._is_ours else None
         self._sink = specs if callable(specs) else _to_logger
 
@@ -63,8 +63,11 @@ class FleetLogs:
 
     def evidence(self) -> list[Path]:
         """The ranks' files that tell something: logs, stacks, and recorded collectives."""
-        files = [path for pattern in ("rank*.*", "collectives-rank*") for path in self.folder.glob(pattern)]
-        return sorted(path for path in files if path.is_file() and path.stat().st_size)
+        try:
+            files = [path for pattern in ("rank*.*", "collectives-rank*") for path in self.folder.glob(pattern)]
+            return sorted(path for path in files if path.is_file() and path.stat().st_size)
+        except OSError:  # the folder is gone, or no descriptor is free: the error must be told all the same
+            return []
 
     def close(self, *, is_evidence: bool) -> None:
         """Remove the folder, unless somebody asked for it or it is needed to explain the end."""
@@ -82,6 +85,12 @@ def _make_folder() -> Path:
     for old in kept[KEPT_FOLDERS:]:
         shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _make_folder_in(root: Path) -> Path:
+    """One of its own: two fleets may be given the same root."""
+    root.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
 
 
 def _is_abandoned(folder: Path) -> bool:
@@ -127,10 +136,10 @@ class RankLog:
         self._sink = sink
         self._file: BinaryIO = _open_for_writing(path)
         self._partial = b""
+        self._is_broken = False
 
     def feed(self, chunk: bytes) -> None:
-        self._rotate()
-        self._file.write(chunk)
+        self._write(chunk)
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         for line in lines:
             self._emit(line)
@@ -153,6 +162,16 @@ class RankLog:
             self._sink(self._rank, text)
         except Exception:  # a user's callback must not take the fleet down
             log.exception("the log callback failed on a line of rank %d", self._rank)
+
+    def _write(self, chunk: bytes) -> None:
+        if self._is_broken:
+            return
+        try:
+            self._rotate()
+            self._file.write(chunk)
+        except OSError as error:  # a full disk: the fleet goes on, and the caller's sink still hears everything
+            self._is_broken = True
+            log.warning("the log of rank %d ends here: %s: %s", self._rank, self._path, error.strerror)
 
     def _rotate(self) -> None:
         if self._file.tell() > FILE_LIMIT_BYTES:

@@ -40,6 +40,7 @@ from worker.mgpu.world import RankPlan, bind_device, create_groups, join_process
 
 log = logging.getLogger(__name__)  # to descriptor 2, and so to the rank's log
 
+_REASON_LIMIT_BYTES = 1 << 10
 LEAVE_DEADLINE_S = 5.0  # a runner's left-over threads and exit handlers may hang
 
 
@@ -127,6 +128,7 @@ class Rank:
 
     def _run_job(self, message: Message) -> None:
         self._runner.stop_reason = None
+        self._peers.begin(message.job_id)
         try:
             value = self._iterate(self._call(self._inputs.receive(message)))
         except (RunnerError, ValueError) as error:
@@ -173,7 +175,7 @@ class Rank:
         """Collective: what rank 0 finds on its control socket is the answer of all."""
         if self._plan.rank == 0:
             self._channel.take_pending()
-        reason = self._peers.broadcast((self._channel.stop_reason or "").encode())
+        reason = self._peers.broadcast((self._channel.stop_reason or "").encode()[:_REASON_LIMIT_BYTES])
         return reason.decode(errors="ignore") or None
 
     def _leave(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import time
@@ -36,6 +37,7 @@ class RankProcess:
         self.rank = plan.rank
         self.phase = Phase.SPAWNED
         self.heard_at = time.monotonic()
+        self._spawned_at = time.time()
         self.has_failed = False
         self.log = log
         self._evidence_folder = plan.evidence_folder
@@ -60,13 +62,16 @@ class RankProcess:
         self.death = _death_descriptor(self.pid, self._process.sentinel)
 
     def read_log(self) -> bool:
-        """Take what it printed; false once nothing can follow."""
+        """Take some of what it printed; false once nothing can follow.
+
+        One chunk a call: a rank that never stops printing must not keep the fleet's thread.
+        """
         try:
-            while chunk := os.read(self.output.fileno(), _LOG_CHUNK_BYTES):
-                self.log.feed(chunk)
+            chunk = os.read(self.output.fileno(), _LOG_CHUNK_BYTES)
         except BlockingIOError:
             return True
-        return False
+        self.log.feed(chunk)
+        return bool(chunk)
 
     def signal(self, number: signal.Signals) -> None:
         """To it and its own children: it leads a process group, unless it is still starting."""
@@ -89,15 +94,17 @@ class RankProcess:
     def reap(self, within_s: float = 1.0) -> None:
         """After its death. What it left running in its process group goes too."""
         self._process.join(within_s)
+        if not select.select([self.death], [], [], 0)[0]:
+            return  # it survives
         self.phase = Phase.GONE
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        cuda_ipc.remove_leftovers(self.pid)
+        cuda_ipc.remove_leftovers(self.pid, spawned_at=self._spawned_at)
 
     def close(self) -> None:
         self._close_ends()
         os.close(self.death)
-        if self.phase is Phase.GONE:
+        with contextlib.suppress(ValueError):  # it still runs, or somebody else's wait() took its exit code
             self._process.close()
 
     def _close_ends(self) -> None:
@@ -117,7 +124,9 @@ class RankProcess:
         code = self._process.exitcode
         cause_type, text = _explain_exit(code)
         if phase is Phase.SPAWNED and code == 1:
-            text += '; a script that starts a controller needs `if __name__ == "__main__":` around it'
+            text += (
+                '; if its log names no other reason: a script needs `if __name__ == "__main__":` around what it does'
+            )
         return RankFailure(
             self.rank, self.pid, phase, cause_type, text,
             log_tail=tuple(self.log.tail), failed_at=time.monotonic(), kind=FailureKind.DIED,

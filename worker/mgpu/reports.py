@@ -29,8 +29,8 @@ def report_error(error: BaseException) -> bytes:
     report = ErrorReport(
         kind=kind,
         cause_type=type(error).__name__,
-        text=str(error) + (_memory_summary() if kind is FailureKind.OUT_OF_MEMORY else ""),
-        traceback="".join(traceback.format_exception(error)),
+        text=_text_of(error) + (_memory_summary() if kind is FailureKind.OUT_OF_MEMORY else ""),
+        traceback=_traceback_of(error),
         failed_at=time.monotonic(),
         original=_packed_original(error),
     )
@@ -45,7 +45,13 @@ def read_report(body: bytes) -> ErrorReport:
 
 def rebuild_runner_error(rank: int, report: ErrorReport) -> RunnerError:
     """The very exception if it can be rebuilt here, else a RunnerError with its text."""
-    error = _unpacked_original(report) or RunnerError(report.text)
+    try:
+        return _described(_unpacked_original(report) or RunnerError(report.text), rank, report)
+    except AttributeError:  # a frozen one
+        return _described(RunnerError(report.text), rank, report)
+
+
+def _described(error: RunnerError, rank: int, report: ErrorReport) -> RunnerError:
     error.rank = rank
     error.cause_type = report.cause_type
     error.remote_traceback = report.traceback
@@ -75,6 +81,20 @@ def _kind_of(error: BaseException) -> FailureKind:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return FailureKind.OUT_OF_MEMORY
     return FailureKind.DIVERGED if isinstance(error, LockstepError) else FailureKind.RAISED
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as trouble:  # a __str__ of somebody else
+        return f"(its text raised {type(trouble).__name__})"
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # as above
+        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _memory_summary() -> str:

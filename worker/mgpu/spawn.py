@@ -6,8 +6,10 @@ a controller that is killed would leave orphans. So the line of Python that it i
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
@@ -50,8 +52,9 @@ class _TiedPopen(popen_spawn_posix.Popen):
             passed = [*self._fds, tracker, childs_input, childs_sentinel]
             self.pid = util.spawnv_passfds(os.fsencode(spawn.get_executable()), _tied(command), passed)
         self.sentinel = sentinel
-        with open(output, "wb", closefd=False) as stream:
-            stream.write(payload)
+        # In a thread: more than a pipe holds waits until the child has imported the caller's main module, and the
+        # thread that spawns has deadlines to keep.
+        threading.Thread(target=_write, args=(os.dup(output), payload), name="mgpu-spawn", daemon=True).start()
 
     def _pickle(self, process: BaseProcess) -> memoryview:
         stream = io.BytesIO()
@@ -62,6 +65,12 @@ class _TiedPopen(popen_spawn_posix.Popen):
         finally:
             set_spawning_popen(None)
         return stream.getbuffer()
+
+
+def _write(descriptor: int, payload: memoryview) -> None:
+    with os.fdopen(descriptor, "wb") as stream, contextlib.suppress(BrokenPipeError):  # its death is told elsewhere
+        stream.write(payload)
+        stream.flush()
 
 
 def _close(*descriptors: int) -> None:

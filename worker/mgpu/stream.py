@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from worker.mgpu.errors import AsymmetricRunnerError, SymmetricRunnerError, WrongOwnerError
-from worker.mgpu.job import Job, Said, conclude, terminal_of
+from worker.mgpu.errors import AsymmetricRunnerError, SymmetricRunnerError, UnreadableResultError, WrongOwnerError
+from worker.mgpu.job import Job, Said, conclude, open_value
 from worker.mgpu.link import Kind
 from worker.mgpu.state import State
-from worker.mgpu.tensors import unpack
 
 if TYPE_CHECKING:
     from worker.mgpu.controller import MGPUController
@@ -36,7 +35,7 @@ class Stream(Iterator[object]):
         self._controller = controller  # a dropped controller stops its fleet
         self._has_ended = False
         self._fatal_error: BaseException | None = None
-        self._when_dropped = weakref.finalize(self, supervisor.note_dropped, job)
+        self._when_dropped = weakref.finalize(self, supervisor.note_dropped, job, job.claim)
         self._when_dropped.atexit = False
 
     @property
@@ -47,30 +46,27 @@ class Stream(Iterator[object]):
         return self
 
     def __next__(self) -> object:
-        """Raises Symmetric- or AsymmetricRunnerError at the end, or a FatalFleetError, then and ever after."""
-        self._require_owner()
-        self._supervisor.note_read(self._job)
-        while not self._has_ended:
-            said = self._await_next()
-            if said.message.kind is not Kind.ITEM:
-                self._note_end(said)
-                continue
+        """Raises Symmetric- or AsymmetricRunnerError at the end, or a FatalFleetError, then and ever after.
+
+        Raises UnreadableResultError for an element that cannot be rebuilt in this process; the next one can be read.
+        """
+        while (said := self._next_item()) is not None:
             self.last_rank = said.rank
             self._job.reading = said
             try:
-                return unpack(said.message.body, said.message.view)
+                return open_value(said)
             except RuntimeError as error:
                 self._note_loss(said, error)
         if self._fatal_error is not None:
-            raise self._fatal_error
+            raise self._fatal_error.with_traceback(None)
         raise StopIteration
 
     def drain(self) -> None:
         """Discard what is left and free the controller. Raises a fatal error if it was not raised before."""
-        self._require_owner()
-        while not self._has_ended:
-            with contextlib.suppress(StopIteration, SymmetricRunnerError, AsymmetricRunnerError):
-                next(self)
+        with contextlib.suppress(StopIteration, SymmetricRunnerError, AsymmetricRunnerError, UnreadableResultError):
+            while (said := self._next_item()) is not None:
+                self._job.reading = said
+                self._release(said)
 
     def transfer(self, owner: threading.Thread) -> None:
         """Make another thread the owner, instead of this one."""
@@ -100,13 +96,26 @@ class Stream(Iterator[object]):
                 f"job {self._job.id} belongs to thread {owner.name!r}; {current.name!r} may not read its stream"
             )
 
-    def _await_next(self) -> Said:
-        said = self._job.arrivals.get()
-        if isinstance(said, Said):
-            return said
-        self._fatal_error = said
-        self._end()
-        raise said
+    def _next_item(self) -> Said | None:
+        """None once the stream has ended. Raises its end when it comes."""
+        self._require_owner()
+        self._supervisor.note_read(self._job)
+        while not self._has_ended:
+            said = self._job.arrivals.get()
+            if not isinstance(said, Said):
+                self._fatal_error = said
+                self._end()
+                raise said
+            if said.message.kind is Kind.ITEM:
+                return said
+            self._note_end(said)
+        return None
+
+    def _release(self, said: Said) -> None:
+        """Unread. CUDA memory is the rank's until somebody has opened it; everything else is simply dropped."""
+        if said.message.holds_cuda:
+            with contextlib.suppress(RuntimeError, UnreadableResultError):
+                open_value(said)
 
     def _note_loss(self, said: Said, error: RuntimeError) -> None:
         """An item in the GPU memory of a rank that has died is gone. Raises what has any other reason."""
@@ -116,14 +125,12 @@ class Stream(Iterator[object]):
 
     def _note_end(self, said: Said) -> None:
         """Raises once every rank has ended: StopIteration with the returned values, or what the refusals mean."""
-        terminals = self._job.terminals
-        terminals[said.rank] = terminal_of(said.rank, said.message)
-        if len(terminals) < self._job.world_size:
-            return
-        self._end()
-        in_order = [terminals[rank] for rank in sorted(terminals)]
-        terminals.clear()
-        raise StopIteration(conclude(self._job.id, in_order))
+        ends = self._job.ends_read
+        ends[said.rank] = said
+        if len(ends) == self._job.world_size:
+            # First: whatever the ends turn out to be, the controller is free.
+            self._end()
+            raise StopIteration(conclude(self._job.id, [ends[rank] for rank in sorted(ends)]))
 
     def _end(self) -> None:
         self._has_ended = True

@@ -29,7 +29,7 @@ from worker.mgpu.errors import (
     StartTimeoutError,
     WrongOwnerError,
 )
-from worker.mgpu.fleet import Fleet
+from worker.mgpu.fleet import END_LIMIT_S, Fleet
 from worker.mgpu.inputs import EncodedJob
 from worker.mgpu.job import Job, ProtocolError
 from worker.mgpu.link import TERMINALS, Kind, Message
@@ -58,6 +58,7 @@ class Supervisor:
         self._verdict: Verdict | None = None
         self._started: Future[None] = Future()
         self._pid = os.getpid()
+        self._reader_has_left = False  # when shutdown() was called: a job that waits to be read cannot end
 
     # --- for callers ---
 
@@ -112,6 +113,7 @@ class Supervisor:
                 self.job = None
                 if job.has_ended and job.inputs is not None:
                     job.inputs.recycle()
+                job.inputs = None  # a stream may be held for long
                 if self.state is State.RUNNING:
                     self._move(State.IDLE)
 
@@ -123,12 +125,13 @@ class Supervisor:
                 raise ValueError(f"job {job_id} is not in flight; it is {job.id if job else 'none'}")
             if job.owner.is_alive() and not job.is_dropped:
                 raise WrongOwnerError(f"job {job_id} belongs to thread {job.owner.name!r}, which is alive")
-            job.owner, job.is_dropped = threading.current_thread(), False
+            job.owner, job.claim, job.is_dropped = threading.current_thread(), object(), False
         return job
 
-    def note_dropped(self, job: Job) -> None:
-        """Its stream is gone. Called by the garbage collector, so at any time: takes no lock."""
-        if self.job is job and self.state is State.RUNNING:
+    def note_dropped(self, job: Job, claim: object) -> None:
+        """A stream is gone. Called by the garbage collector, so at any time, in a fork too: takes no lock."""
+        is_its_stream = self.job is job and job.claim is claim and self._pid == os.getpid()
+        if is_its_stream and self.state is State.RUNNING:
             job.is_dropped = True
             text = "job %d: its stream was dropped before its end and keeps the controller busy; reclaim(%d) drains it"
             log.warning(text, job.id, job.id)
@@ -166,11 +169,13 @@ class Supervisor:
             if self.state in (State.STARTING, State.IDLE, State.RUNNING):
                 is_starting = self.state is State.STARTING
                 self._move(State.STOPPING)
-                graceful_timeout_s = 0.0 if is_starting else graceful_timeout_s
+                self._reader_has_left = self.job is not None and self.job.has_no_reader
+                is_stuck = self._reader_has_left and self.job is not None and self.job.waits_for_owner
+                graceful_timeout_s = 0.0 if is_starting or is_stuck else graceful_timeout_s
             if fleet is not None and self.state is State.STOPPING:
                 fleet.ask_to_leave(graceful_timeout_s)
-        if fleet is not None and not is_nested:
-            fleet.join()
+        if fleet is not None and not is_nested and not fleet.join(graceful_timeout_s + END_LIMIT_S):
+            log.error("the fleet's thread has not ended; it may wait for a log handler that this thread holds")
         with self._lock:
             if self.state is State.POISONED and self.fleet is None:
                 self._move(State.STOPPED)
@@ -204,6 +209,8 @@ class Supervisor:
     def _note_wait(self, job: Job, rank: int, message: Message) -> None:
         if job.note_wait(rank, message):
             self._required_fleet().send(rank, Message(Kind.READ, job.id, message.sequence))
+        elif self.state is State.STOPPING and self._reader_has_left:
+            self._required_fleet().ask_to_leave(0.0)
 
     def _job_of(self, rank: int, message: Message) -> Job:
         if self.job is None:
@@ -235,6 +242,9 @@ class Supervisor:
 
     def fleet_gone(self, surviving_pids: Sequence[int]) -> None:
         with self._lock:
+            if self.state is State.STOPPING:
+                for failure in self._failures:
+                    log.warning("while the fleet was shut down: %s", failure.describe())
             if surviving_pids:
                 log.error("processes %s survived SIGKILL; look for them", list(surviving_pids))
             ended_badly = self._verdict is not None
@@ -248,6 +258,7 @@ class Supervisor:
                 self._fail_job(error)
             fleet, self.fleet = self._required_fleet(), None
             fleet.logs.close(is_evidence=ended_badly)
+            self.job = None
 
     def _settled(self, verdict: Verdict) -> None:
         with self._lock:

@@ -18,6 +18,9 @@ from worker.mgpu.errors import (
     StartTimeoutError,
 )
 
+# How long a rank's death may go unseen while its peers' collectives already break.
+_DEATH_NOTICE_S = 0.05
+
 _ERROR_TYPES: dict[FailureKind, type[FatalFleetError]] = {
     FailureKind.RAISED: RunnerFailedError,
     FailureKind.OUT_OF_MEMORY: RankOutOfMemoryError,
@@ -41,7 +44,7 @@ class Verdict:
         return self.error_type is not None and issubclass(self.error_type, riddles)
 
     def to_error(self, failures: Sequence[RankFailure], evidence: Sequence[Path]) -> FatalFleetError:
-        failures = sorted(failures, key=_causes_first)
+        failures = _causes_first(failures)
         error_type = self.error_type or _ERROR_TYPES[failures[0].kind]
         text = self.text or f"the fleet is gone because of rank {failures[0].rank}; construct a new controller"
         error = error_type(text, failures, evidence)
@@ -49,6 +52,8 @@ class Verdict:
         return error
 
 
-def _causes_first(failure: RankFailure) -> tuple[bool, float]:
-    # A peer that died explains an exception in a collective, not the other way round.
-    return failure.kind is not FailureKind.DIED, failure.failed_at
+def _causes_first(failures: Sequence[RankFailure]) -> list[RankFailure]:
+    """By time; but a death that is seen just after an exception came before it, and explains it."""
+    return sorted(
+        failures, key=lambda failure: failure.failed_at - _DEATH_NOTICE_S * (failure.kind is FailureKind.DIED)
+    )

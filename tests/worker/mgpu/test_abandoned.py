@@ -8,7 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
+from tests.worker.mgpu.conftest import open_descriptors
 from worker.mgpu import ControllerBusyError, MGPUController, State, Stream, WrongOwnerError
 
 
@@ -94,3 +96,28 @@ def test_a_thread_may_take_over_from_itself_after_a_transfer_to_one_that_died(co
     heir.start()
     heir.join()
     controller.reclaim(stream.job_id).drain()
+
+
+def test_the_old_stream_of_a_reclaimed_job_says_nothing_when_it_goes(
+    controller: MGPUController, caplog: pytest.LogCaptureFixture
+) -> None:
+    """38: and the job stays with its new owner."""
+    stream = dispatch_in_a_thread_that_ends(controller)
+    reclaimed = controller.reclaim(stream.job_id)
+    del stream
+    gc.collect()
+    assert not [record for record in caplog.records if "dropped" in record.message]
+    with ThreadPoolExecutor(1) as pool, pytest.raises(WrongOwnerError):
+        pool.submit(controller.reclaim, reclaimed.job_id).result()
+    reclaimed.drain()
+
+
+def test_streams_that_are_kept_after_their_end_hold_no_descriptor(controller: MGPUController) -> None:
+    """56, 91"""
+    controller.stream(command="echo", x=torch.ones(1)).drain()
+    before = open_descriptors()
+    kept = []
+    for _ in range(20):
+        kept.append(controller.stream(command="echo", x=torch.ones(1)))
+        kept[-1].drain()
+    assert open_descriptors() == before

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.worker.mgpu.runners import CommandRunner
-from worker.mgpu.by_value import class_from_bytes, class_to_bytes, travels_by_value
+from worker.mgpu.by_value import class_from_bytes, class_to_bytes, define, travels_by_value
 
 
 @pytest.mark.parametrize("cls", [int, dict, os.PathLike, pathlib.Path, threading.Thread, torch.Size, CommandRunner])
@@ -28,3 +28,15 @@ def test_a_class_in_a_function_travels_by_value_and_comes_back_as_itself() -> No
 
     assert travels_by_value(Local)
     assert class_from_bytes(class_to_bytes(Local)) is Local
+
+
+def test_a_class_is_defined_as_it_is_when_a_fleet_starts() -> None:
+    """19: a notebook's class changes between two fleets."""
+
+    class Local:
+        scale = 1
+
+    first = define(Local)
+    Local.scale = 2
+    assert class_to_bytes(Local) == first
+    assert define(Local) != first

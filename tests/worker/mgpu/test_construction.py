@@ -82,3 +82,15 @@ def test_shutdown_before_start_does_nothing() -> None:
     controller.shutdown()
     with pytest.raises(RuntimeError, match="start"):
         controller.stream()
+
+
+def test_what_takes_no_logs_is_refused() -> None:
+    """93: a path, say, would be ignored."""
+    with pytest.raises(TypeError, match="logs_specs"):
+        MGPUController(CommandRunner, num_gpus=1, logs_specs="/some/folder")
+
+
+def test_a_duration_must_be_a_number() -> None:
+    """73"""
+    with pytest.raises(ValueError, match="nan"):
+        MGPUController(CommandRunner, num_gpus=1, asymmetry_grace=float("nan"))

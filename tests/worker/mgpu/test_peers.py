@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from worker.mgpu.peers import PeerLostError, Peers, connect
+from worker.mgpu.peers import PeerLostError, Peers, WordOutOfTurnError, connect
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -57,5 +57,33 @@ def test_a_peer_that_does_not_come_is_named() -> None:
     (first,), (second,) = connect(2)
     with pytest.raises(PeerLostError, match=r"rank 1 did not come to where rank 0 waits in 0.05 s"):
         Peers(0, [first], timeout_s=0.05).gather(b"?")
+    first.close()
+    second.close()
+
+
+def test_words_that_an_earlier_job_left_are_passed_over() -> None:
+    """61: rank 1 refused that job before it asked."""
+    (first,), (second,) = connect(2)
+    speaker, listener = Peers(0, [first], timeout_s=10), Peers(1, [second], timeout_s=10)
+    speaker.begin(1)
+    listener.begin(1)
+    speaker.broadcast(b"old")
+    for peer in (speaker, listener):
+        peer.begin(2)
+    speaker.broadcast(b"new")
+    assert listener.broadcast(b"") == b"new"
+    first.close()
+    second.close()
+
+
+def test_a_peer_at_another_place_of_the_job_is_told() -> None:
+    """63"""
+    (first,), (second,) = connect(2)
+    speaker, listener = Peers(0, [first], timeout_s=10), Peers(1, [second], timeout_s=10)
+    speaker.begin(2)
+    listener.begin(1)
+    speaker.broadcast(b"")
+    with pytest.raises(WordOutOfTurnError, match=r"rank 0 is at \(job, word\) \(2, 1\), rank 1 at \(1, 1\)"):
+        listener.broadcast(b"")
     first.close()
     second.close()
