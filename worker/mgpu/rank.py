@@ -188,6 +188,7 @@ class Rank:
 
     def _await_peers(self) -> None:
         """A peer that is still in its teardown would take our end for a lost connection."""
+        self._peers.begin(self._channel.job_id + 1)  # the last job may have left words unread
         with contextlib.suppress(PeerLostError):  # then there is nothing to wait for
             self._peers.gather(b"")
 

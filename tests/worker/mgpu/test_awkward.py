@@ -118,6 +118,17 @@ def test_a_stop_is_seen_alike_after_a_job_in_which_ranks_asked_differently(awkwa
     assert ended[0][1] == "now"
 
 
+def test_a_fleet_leaves_in_order_after_a_job_in_which_ranks_asked_differently(
+    new_fleet: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """61, 78"""
+    controller = new_fleet(AwkwardRunner)
+    with pytest.raises(AsymmetricRunnerError):
+        list(controller.stream(command="refuse_or_ask"))
+    controller.shutdown()
+    assert not [record for record in caplog.records if "shut down" in record.message]
+
+
 def test_a_timeout_may_be_as_long_as_one_likes(awkward: MGPUController) -> None:
     """73, 74"""
     for timeout in (float("inf"), 40 * 86_400):
