@@ -32,8 +32,8 @@ class MGPUController:
 
     num_gpus, devices   GPUs 0..num_gpus-1, or the given ones in rank order, counted as this process sees them;
                         neither: all visible
-    logs_specs          where the ranks' output goes: an elastic LogsSpecs (files in its root_log_dir, kept), or a
-                        callable(rank, line); default: this package's logger
+    logs_specs          where the ranks' output goes: an elastic LogsSpecs (files in a folder in its root_log_dir,
+                        kept), or a callable(rank, line); default: this package's logger
     backend             "gloo" makes num_gpus ranks on the CPU
     allow_shared        whether a device may be in use by another controller of this process
     outputs             "cpu" copies yielded CUDA tensors to the CPU inside the rank
@@ -91,7 +91,6 @@ class MGPUController:
         """
         self._supervisor.require_own_process()
         plan = self._plan()
-        self._inputs = InputSender(plan.devices[0], SegmentPool() if plan.backend == "nccl" else None)
         try:
             started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
             self._end_with_us()
@@ -152,10 +151,11 @@ class MGPUController:
 
     def _end_with_us(self) -> None:
         """With this object, and with the program, before multiprocessing waits for the ranks, which is for ever."""
-        dropped = weakref.finalize(self, self._supervisor.shut_down_at_exit)
+        # In a fork it does nothing: that process' exit is not the fleet's end.
+        end = multiprocessing.util.Finalize(None, self._supervisor.shut_down, args=(0.0,), exitpriority=10)
+        dropped = weakref.finalize(self, end)
         dropped.atexit = False
-        ended = multiprocessing.util.Finalize(None, self._supervisor.shut_down_at_exit, exitpriority=10)
-        self._exit_hooks = [dropped.detach, ended.cancel]
+        self._exit_hooks = [dropped.detach, end.cancel]
 
     def _plan(self) -> FleetPlan:
         return FleetPlan(
@@ -171,6 +171,7 @@ class MGPUController:
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:
         claim = DeviceClaim(plan.devices, may_share=self._allow_shared)
+        self._inputs = InputSender(plan.devices[0], SegmentPool() if plan.backend == "nccl" else None)
         try:
             return Fleet(plan, claim, Travelling(setup_kwargs), FleetLogs(self._logs_specs), self._supervisor)
         except BaseException:  # a log folder that cannot be made, say

@@ -58,9 +58,14 @@ class Job:
         return any(self.reads.get(rank, 0) <= sequence for rank, sequence in self.waits.copy().items())
 
     @property
+    def is_abandoned(self) -> bool:
+        """Nobody can read it any more, unless somebody reclaims it."""
+        return self.is_dropped or not self.owner.is_alive()
+
+    @property
     def has_no_reader(self) -> bool:
         """Asked by the thread that shuts down: it will not come back to read."""
-        return self.is_dropped or self.owner is threading.current_thread() or not self.owner.is_alive()
+        return self.is_abandoned or self.owner is threading.current_thread()
 
     def take(self, rank: int, message: Message) -> None:
         """Raises ProtocolError for a message that cannot belong here."""

@@ -55,7 +55,7 @@ class FleetLogs:
         root = getattr(specs, "root_log_dir", None)
         self._is_ours = root is None
         self.folder = _make_folder() if root is None else _make_folder_in(Path(root))
-        self._lock = _lock(self.folder) if self._is_ours else None
+        self._lock = _acquire(self.folder) if self._is_ours else None
         self._sink = specs if callable(specs) else _to_logger
 
     def open(self, rank: int) -> RankLog:
@@ -98,7 +98,7 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         if folder.stat().st_uid != os.getuid():
             return False
-        os.close(_lock(folder, fcntl.LOCK_NB))
+        os.close(_acquire(folder, fcntl.LOCK_NB))
     except OSError:
         return False
     return True
@@ -111,8 +111,8 @@ def _made_at(folder: Path) -> float:
         return 0.0
 
 
-def _lock(folder: Path, flags: int = 0) -> int:
-    """A descriptor that holds it. Waits, without flags, for one that only looks whether the folder is abandoned."""
+def _acquire(folder: Path, flags: int = 0) -> int:
+    """A descriptor that holds the folder's lock. Waits, without flags, for one that only looks if it is abandoned."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)

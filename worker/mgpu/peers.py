@@ -18,14 +18,14 @@ class PeerLostError(RuntimeError):
     """A rank that the others talk to is gone, or did not come in time."""
 
 
+class WordOutOfTurnError(RuntimeError):
+    """A peer is at another place of the job: it has asked more often, or less often."""
+
+
 def connect(world_size: int) -> list[tuple[socket.socket, ...]]:
     """The connections of every rank, in rank order, made by the controller."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, world_size)]
     return [tuple(ours for ours, _ in pairs), *((theirs,) for _, theirs in pairs)]
-
-
-class WordOutOfTurnError(RuntimeError):
-    """A peer is at another place of the job: it has asked more often, or less often."""
 
 
 class Peers:

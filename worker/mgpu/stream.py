@@ -52,7 +52,6 @@ class Stream(Iterator[object]):
         """
         while (said := self._next_item()) is not None:
             self.last_rank = said.rank
-            self._job.reading = said
             try:
                 return open_value(said)
             except RuntimeError as error:
@@ -65,7 +64,6 @@ class Stream(Iterator[object]):
         """Discard what is left and free the controller. Raises a fatal error if it was not raised before."""
         with contextlib.suppress(StopIteration, SymmetricRunnerError, AsymmetricRunnerError, UnreadableResultError):
             while (said := self._next_item()) is not None:
-                self._job.reading = said
                 self._release(said)
 
     def transfer(self, owner: threading.Thread) -> None:
@@ -107,6 +105,7 @@ class Stream(Iterator[object]):
                 self._end()
                 raise said
             if said.message.kind is Kind.ITEM:
+                self._job.reading = said
                 return said
             self._note_end(said)
         return None

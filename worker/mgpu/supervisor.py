@@ -70,11 +70,6 @@ class Supervisor:
                 "construct a controller after the fork"
             )
 
-    def shut_down_at_exit(self) -> None:
-        """Does nothing in a fork: its exit is not the fleet's end."""
-        if os.getpid() == self._pid:
-            self.shut_down(0.0)
-
     def launch(self, make_fleet: Callable[[], Fleet], timeout_s: float) -> Future[None]:
         """Begin to start. The future ends when every rank is ready, or nothing is left of the fleet."""
         with self._lock:
@@ -123,7 +118,7 @@ class Supervisor:
             job = self.job
             if job is None or job.id != job_id:
                 raise ValueError(f"job {job_id} is not in flight; it is {job.id if job else 'none'}")
-            if job.owner.is_alive() and not job.is_dropped:
+            if not job.is_abandoned:
                 raise WrongOwnerError(f"job {job_id} belongs to thread {job.owner.name!r}, which is alive")
             job.owner, job.claim, job.is_dropped = threading.current_thread(), object(), False
         return job

@@ -92,11 +92,7 @@ def create_groups(plan: RankPlan) -> NCCLGroups:
     """Collective, in the same order on every rank."""
     names = ("transformer_group", "vae_group", "text_group")
     if plan.fleet.share_groups:
-        return NCCLGroups(**dict.fromkeys(names, everyone()))
+        everyone = dist.group.WORLD
+        assert everyone is not None
+        return NCCLGroups(**dict.fromkeys(names, everyone))
     return NCCLGroups(**{name: dist.new_group(timeout=plan.fleet.collective_timeout) for name in names})
-
-
-def everyone() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None
-    return group
