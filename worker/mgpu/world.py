@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but
 
 from worker.mgpu.placement import Backend
 from worker.mgpu.runner import NCCLGroups
+from worker.mgpu.slack import late_timers
 
 Outputs = Literal["device", "cpu"]
 LOOPBACK = "127.0.0.1"
@@ -58,6 +59,7 @@ def open_store() -> TCPStore:
     return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
+@late_timers()
 def bind_device(plan: RankPlan) -> None:
     _describe_in_environment(plan)
     if plan.device.type == "cuda":
@@ -76,6 +78,7 @@ def _describe_in_environment(plan: RankPlan) -> None:
     os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "1800")
 
 
+@late_timers()
 def join_process_group(plan: RankPlan) -> None:
     timeout = plan.fleet.collective_timeout
     dist.init_process_group(
@@ -88,6 +91,7 @@ def join_process_group(plan: RankPlan) -> None:
     )
 
 
+@late_timers()
 def create_groups(plan: RankPlan) -> NCCLGroups:
     """Collective, in the same order on every rank."""
     names = ("transformer_group", "vae_group", "text_group")
