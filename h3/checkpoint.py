@@ -61,6 +61,11 @@ class ModelFolder:
         _require(self.tokenizer / "tokenizer.json")
         return config
 
+    def size_bytes(self) -> int:
+        """Of all tensors together."""
+        parts = (self.transformer, self.text_encoder, self.video_vae, self.audio_vae)
+        return sum(tensor.end - tensor.begin for part in parts for tensor in find_tensors(part).values())
+
     def digest(self) -> str:
         """Identifies the whole model: its JSON files, and each tensor's name, size and first bytes.
 

@@ -15,8 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from h3.checkpoint import ModelFolder
+from h3.config import DenoiserConfig
 from h3.denoise import Denoising
 from h3.errors import H3Error
+from h3.memory import find_gpu_bytes, predict_most_pixels
 from h3.mp4 import SegmentWriter, remux
 from h3.partition import split_evenly
 from h3.provenance import Provenance, describe_device, sha256
@@ -24,7 +26,18 @@ from h3.resume import save_progress
 from h3.sampler import Latents, initial_noise, make_schedule
 from h3.sequence import AUDIO_RATE_HZ, FPS, Geometry, Layout, unpatchify
 from jobs.request import ResolvedRequest
-from worker.items import Checkpoint, Finished, Item, Preview, Segment, StepDone, StreamHeader, TextEncoded
+from worker.items import (
+    Abilities,
+    Checkpoint,
+    Finished,
+    Item,
+    Preview,
+    Resume,
+    Segment,
+    StepDone,
+    StreamHeader,
+    TextEncoded,
+)
 from worker.mgpu import MGPURunner, RunnerError
 
 if TYPE_CHECKING:
@@ -54,6 +67,19 @@ class H3Runner(MGPURunner):
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
+    @classmethod
+    def abilities(cls, world_size: int, *, checkpoint: str) -> Abilities:
+        """What can be rendered with this checkpoint on this machine."""
+        folder = ModelFolder.below(Path(checkpoint))
+        config = DenoiserConfig.from_file(folder.transformer / "config.json")
+        gpu_bytes = find_gpu_bytes()
+        return Abilities(
+            model_digest=folder.digest(),
+            modes=(MODE,),
+            precisions=(PRECISION,),
+            most_pixels=gpu_bytes and predict_most_pixels(config, folder.size_bytes(), gpu_bytes, world_size),
+        )
+
     @torch.inference_mode()
     def setup(self, *, checkpoint: str) -> None:
         """Load the model; `checkpoint` is the root of the official layout."""
@@ -64,8 +90,11 @@ class H3Runner(MGPURunner):
         self._model = load_model(Path(checkpoint), self.device, self.groups.transformer_group)
 
     @torch.inference_mode()
-    def __call__(self, *, request: ResolvedRequest, work_dir: str) -> Iterator[Item]:
-        """Render one request; files go to `work_dir`. Ends early, without Finished, when asked to stop."""
+    def __call__(self, *, request: ResolvedRequest, work_dir: str, resume: Resume | None = None) -> Iterator[Item]:
+        """Render one request; files go to `work_dir`. Ends early, without Finished, when asked to stop.
+
+        Begins anew whatever `resume` offers.
+        """
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)

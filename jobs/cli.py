@@ -1,6 +1,7 @@
 """Commands of a client: submit, watch, status, and the embedded Redis."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +12,22 @@ from pydantic import ValidationError
 
 from jobs import embedded
 from jobs.client import Client, JobHandle
-from jobs.connection import connect
-from jobs.errors import JobFailed, JobsError, SettingsInvalid
+from jobs.connection import connect, redis_errors
+from jobs.dead import list_dead
+from jobs.errors import JobFailed, JobNotFound, JobsError, RedisUnavailable, SettingsInvalid
+from jobs.lease import LEASE_S, Leases, Reaped
 from jobs.progress import describe, show
 from jobs.queues import QueueName
-from jobs.request import GenerateRequest
+from jobs.reaper import Reaper
+from jobs.request import GenerateRequest, Mode, Precision
 from jobs.settings import ClientSettings
 from jobs.store import Store, open_store
 
 app = typer.Typer()
 redis_app = typer.Typer(no_args_is_help=True, help="The embedded Redis of this user.")
 app.add_typer(redis_app, name="redis")
+dead_app = typer.Typer(no_args_is_help=True, help="Jobs that have used up their attempts, and what is no job.")
+app.add_typer(dead_app, name="dead")
 
 Settings = TypeVar("Settings", bound=ClientSettings)
 Url = Annotated[str | None, typer.Option("--url", help="Redis URL [env: REDIS_URL; else the embedded one]")]
@@ -74,6 +80,9 @@ def submit(
     seed: Annotated[int | None, typer.Option(help="Drawn when left out.")] = None,
     preview_every: Annotated[int | None, typer.Option(help="Steps between previews; 0 for none.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    mode: Annotated[Mode, typer.Option(help="How GPUs share the render; auto takes any worker.")] = Mode.AUTO,
+    precision: Annotated[Precision, typer.Option(help="Of the weights; auto takes any worker.")] = Precision.AUTO,
+    key: Annotated[str | None, typer.Option(help="Submitting again with the same key gives the same job.")] = None,
     queue: Annotated[QueueName, typer.Option(help="Served in this order.")] = QueueName.DEFAULT,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
     url: Url = None,
@@ -92,12 +101,14 @@ def submit(
         "seed": seed,
         "preview_every": preview_every,
         "checkpoint_every": checkpoint_every,
+        "mode": mode,
+        "precision": precision,
     }
     with plain_errors():
         settings = client_settings(url, store)
         request = GenerateRequest.parse({name: value for name, value in fields.items() if value is not None})
         opened = open_store(settings.store_url) if watch else None
-        job = Client(connect(settings)).submit(request, queue=queue)
+        job = Client(connect(settings)).submit(request, queue=queue, idempotency_key=key)
         typer.echo(job.id)
         if opened is not None:
             follow(job, opened)
@@ -118,7 +129,8 @@ def follow(job: JobHandle, store: Store, while_waiting: Callable[[], None] = lam
     job.conclude(show(job.events(while_waiting=while_waiting)))
     result = job.result(store)
     for name, key in (("video", result.video_key), ("report", result.report_key), ("playlist", result.playlist_key)):
-        typer.echo(f"{name:<9} {store.url(key)}")
+        if key is not None:
+            typer.echo(f"{name:<9} {store.url(key)}")
 
 
 @app.command()
@@ -126,13 +138,78 @@ def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
     """Where a job stands, and what was last told about it."""
     with plain_errors():
         job = Client(connect(client_settings(url, None))).job(job_id)
-        state, news = job.status(), job.news()
+        state, news, waiting_for = job.status(), job.news(), job.waiting_for()
     if as_json:
-        typer.echo(json.dumps({"id": job.id, "status": state, "events": [e.model_dump() for e in news]}))
+        told = [event.model_dump() for event in news]
+        typer.echo(json.dumps({"id": job.id, "status": state, "waiting_for": waiting_for, "events": told}))
     else:
-        typer.echo(f"{job.id} {state}")
+        typer.echo(f"{job.id} {state}{waiting_for and f', {waiting_for}'}")
         for event in news[-1:]:
             typer.echo(describe(event))
+
+
+@app.command()
+def reap(
+    once: Annotated[bool, typer.Option("--once", help="Look once, waiting a lease first if Redis was silent.")] = False,
+    lease_s: Annotated[float, typer.Option(envvar="H3_LEASE_S", help="As the workers have it.")] = LEASE_S,
+    url: Url = None,
+) -> None:
+    """Put jobs back whose worker is gone, and print them. Workers do it too: run this where none may be left."""
+    with plain_errors():
+        leases = Leases(connect(client_settings(url, None)), lease_s=lease_s)
+        reaper = Reaper(leases)
+        if once:
+            with redis_errors():
+                _print_reaped(reaper.look_once())
+            return
+        while True:
+            try:
+                with redis_errors():
+                    for reaped in reaper.look_for_ever():
+                        _print_reaped(reaped)
+            except RedisUnavailable as exc:
+                typer.echo(f"{exc}; trying again", err=True)
+                time.sleep(leases.beat_s)
+
+
+def _print_reaped(reaped: Reaped) -> None:
+    for place, job_ids in (("queued", reaped.queued), ("dead", reaped.dead)):
+        for job_id in job_ids:
+            typer.echo(f"{job_id} {place}")
+
+
+@dead_app.command("list")
+def list_dead_jobs(url: Url = None, as_json: Json = False) -> None:
+    """Each with the reasons of its lost attempts."""
+    with plain_errors(), redis_errors():
+        found = list_dead(connect(client_settings(url, None)))
+    if as_json:
+        typer.echo(json.dumps([job.to_dict() for job in found]))
+        return
+    for job in found:
+        typer.echo(f"{ascii(job.job_id)[1:-1]} {job.kind}")
+        for reason in job.reasons:
+            typer.echo(f"    {reason}")
+
+
+@dead_app.command("retry")
+def retry_dead_job(job_id: str, url: Url = None) -> None:
+    """Queue a dead or failed job again, with all its attempts; it goes on from what they have kept."""
+    _on_dead(job_id, url, Leases.retry_dead)
+
+
+@dead_app.command("drop")
+def drop_dead_job(job_id: str, url: Url = None) -> None:
+    """Forget a dead or quarantined job."""
+    _on_dead(job_id, url, Leases.drop_dead)
+
+
+def _on_dead(job_id: str, url: str | None, act: Callable[[Leases, str], bool]) -> None:
+    with plain_errors(), redis_errors():
+        if not act(Leases(connect(client_settings(url, None))), job_id):
+            raise JobNotFound(
+                f"job {job_id} is neither dead nor failed: see `h3render dead list` and `h3render status`"
+            )
 
 
 @redis_app.command("status")

@@ -1,5 +1,6 @@
 """Submit a render and follow it. For programs; the command line is built on it."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,20 +9,23 @@ from uuid import uuid4
 
 from pydantic import SecretStr
 from redis import Redis
-from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from jobs.connection import connect, redis_errors
-from jobs.errors import JobFailed, JobNotFound, StoreUnavailable
-from jobs.events import Event, EventLog, Failed, Finished, Queued
-from jobs.queues import JOB_FUNCTION, NO_TIMEOUT, RECORD_TTL_S, QueueName, open_queue
+from jobs.errors import JobFailed, JobNotFound, KeyConflict, StoreUnavailable
+from jobs.events import Dead, Event, EventLog, Failed, Finished, Queued
+from jobs.lease import LeaseScript
+from jobs.offers import explain_waiting, read_offers
+from jobs.pieces import KeptPieces
+from jobs.queues import JOB_FUNCTION, NO_TIMEOUT, RECORD_TTL_S, QueueName
 from jobs.request import GenerateRequest, ResolvedRequest
 from jobs.result import Result, result_key
 from jobs.settings import ClientSettings
 from jobs.store import Store
 
-ENDED = {"finished", "failed", "stopped", "canceled"}  # RQ's words
+KEY_KEY = "h3:key:{digest}"  # of an idempotency key: job id, digest of the request
+ENDED = {"finished", "failed", "dead", "stopped", "canceled"}
 
 
 class Client:
@@ -30,6 +34,7 @@ class Client:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._events = EventLog(redis)
+        self._script = LeaseScript(redis)
 
     @classmethod
     def open(cls, url: str | None = None) -> Self:
@@ -37,27 +42,43 @@ class Client:
         settings = ClientSettings() if url is None else ClientSettings(REDIS_URL=SecretStr(url))
         return cls(connect(settings))
 
-    def submit(self, request: GenerateRequest | Mapping[str, object], *, queue: str = QueueName.DEFAULT) -> "JobHandle":
+    def submit(
+        self,
+        request: GenerateRequest | Mapping[str, object],
+        *,
+        queue: str = QueueName.DEFAULT,
+        idempotency_key: str | None = None,
+    ) -> "JobHandle":
         """Queue a render. The handle's request tells what sizes snapped to and which seed was drawn.
 
-        Raises RequestInvalid before anything is queued.
+        With a key the call may be repeated, for instance when its answer was lost: it gives the same job.
+        Raises RequestInvalid before anything is queued, and KeyConflict if the key stands for another request.
         """
         checked = request if isinstance(request, GenerateRequest) else GenerateRequest.parse(request)
         resolved = checked.resolve()
-        job_id = uuid4().hex
+        job = Job.create(
+            JOB_FUNCTION,
+            kwargs={"request": resolved.model_dump()},
+            connection=self._redis,
+            id=uuid4().hex,
+            timeout=NO_TIMEOUT,
+            result_ttl=RECORD_TTL_S,
+            failure_ttl=RECORD_TTL_S,
+            description="render",  # RQ's default would put the prompt into logs
+            serializer=JSONSerializer,
+        )
+        key = "" if idempotency_key is None else KEY_KEY.format(digest=_sha256(idempotency_key))
+        fields = (part for pair in job.to_dict().items() for part in pair)
+        event = Queued(queue=queue, request=resolved).model_dump_json()
         with redis_errors():
-            # First the event, so that its log begins with it however fast a worker is.
-            self._events.append(job_id, Queued(queue=queue, request=resolved))
-            open_queue(queue, self._redis).enqueue_call(
-                JOB_FUNCTION,
-                kwargs={"request": resolved.model_dump()},
-                job_id=job_id,
-                timeout=NO_TIMEOUT,
-                result_ttl=RECORD_TTL_S,
-                failure_ttl=RECORD_TTL_S,
-                description=job_id,  # RQ's default would put the prompt into logs
+            outcome, job_id = self._script.call(
+                "submit", job.id, queue, key, _sha256(checked.model_dump_json() + queue), event, *fields
             )
-        return JobHandle(job_id, self._redis, self._events)
+        if outcome == b"conflict":
+            raise KeyConflict(
+                f"idempotency key {idempotency_key!r} stands for another request, job {job_id.decode()}: take a new key"
+            )
+        return JobHandle(job_id.decode(), self._redis, self._events)
 
     def job(self, job_id: str) -> "JobHandle":
         """A job submitted earlier. Raises JobNotFound."""
@@ -75,13 +96,17 @@ class JobHandle:
     _log: EventLog
 
     def status(self) -> str:
-        """RQ's word for where the job is: queued, started, finished, failed, ... Raises JobNotFound."""
-        try:
-            with redis_errors():
-                job = Job.fetch(self.id, connection=self._redis, serializer=JSONSerializer)
-                return str(job.get_status(refresh=False).value)
-        except NoSuchJobError as exc:
-            raise JobNotFound(f"no job {self.id}: ids are printed by `h3render submit`; records stay 30 days") from exc
+        """Where the job is: queued, started, finished, failed, dead, ... Raises JobNotFound."""
+        with redis_errors():
+            outcome, status = self._redis.hmget(f"rq:job:{self.id}", "h3_outcome", "status")
+        if status is None:
+            raise JobNotFound(f"no job {self.id}: ids are printed by `h3render submit`; records stay 30 days")
+        return str(outcome or status, "utf-8")  # type: ignore[arg-type]  # bytes; RQ's readers may take a finished job for an abandoned one
+
+    def waiting_for(self) -> str:
+        """Why no worker that is alive will take the queued job; empty if one will."""
+        with redis_errors():
+            return explain_waiting(self.request(), read_offers(self._redis)) if self.status() == "queued" else ""
 
     def events(
         self, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None
@@ -110,6 +135,11 @@ class JobHandle:
         with redis_errors():
             return self._log.read(self.id)
 
+    def kept(self) -> KeptPieces:
+        """What the next attempt can go on from."""
+        with redis_errors():
+            return KeptPieces.parse(self._redis.hget(f"rq:job:{self.id}", "h3_kept") or b"")
+
     def request(self) -> ResolvedRequest:
         """What is rendered, with everything snapped and drawn."""
         first = self.news()[0]
@@ -127,6 +157,9 @@ class JobHandle:
             return last
         if isinstance(last, Failed):
             raise JobFailed(f"job {self.id} failed in attempt {last.attempt}: {last.reason}")
+        if isinstance(last, Dead):
+            reasons = "; ".join(f"attempt {loss.attempt}: {loss.reason}" for loss in last.losses)
+            raise JobFailed(f"job {self.id} has used up its attempts ({reasons}): see `h3render dead`")
         raise JobFailed(f"the events of job {self.id} stop before its end; `h3render status {self.id}` tells more")
 
     def result(self, store: Store) -> Result:
@@ -141,3 +174,7 @@ class JobHandle:
         target = folder / f"{self.id}.mp4"
         store.fetch(self.result(store).video_key, target)
         return target
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

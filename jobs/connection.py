@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
 from redis import Redis
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.retry import Retry
 
 from jobs import embedded
 from jobs.errors import RedisUnavailable
 from jobs.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 5.0
+RETRIES = 3
+OLDEST_REDIS = (6, 2)
 ANSWER_TIMEOUT_S = 30.0  # longer than any blocking read of ours
 
 
-def connect(settings: ClientSettings) -> Redis:
+def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES) -> Redis:
     """A client that has answered. Raises RedisUnavailable with the remedy."""
     url = redis_url(settings)
     try:
-        redis = Redis.from_url(url, socket_connect_timeout=CONNECT_TIMEOUT_S, socket_timeout=ANSWER_TIMEOUT_S)
+        redis = Redis.from_url(
+            url,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=answer_timeout_s,
+            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),  # the library's ten take a minute
+        )
     except ValueError as exc:
         raise RedisUnavailable(
             f"{shown(url)} is not a Redis URL ({exc}): write redis://host:port/0, rediss://... or unix:///path"
@@ -26,6 +36,83 @@ def connect(settings: ClientSettings) -> Redis:
     with redis_errors(f"Redis at {shown(url)}"):
         redis.ping()
     return redis
+
+
+def require_usable(redis: Redis) -> None:
+    """Raises RedisUnavailable, with the remedy, for a server that would lose jobs or lacks what we need."""
+    with redis_errors():
+        if remedy := check_rights(redis) or check_version(redis) or check_eviction(redis):
+            raise RedisUnavailable(remedy)
+
+
+def check_version(redis: Redis) -> str:
+    """The remedy, or nothing if it will do."""
+    return judge_version(str(redis.info("server")["redis_version"]))
+
+
+def judge_version(version: str) -> str:
+    """The same, of what a server says of itself. Valkey names the Redis that it is compatible with."""
+    if read_version(version) >= OLDEST_REDIS:
+        return ""
+    return f"Redis speaks version {version}: use {'.'.join(map(str, OLDEST_REDIS))} or newer, or Valkey"
+
+
+def check_eviction(redis: Redis) -> str:
+    """The remedy, or nothing if a full memory refuses new jobs and keeps the old ones."""
+    policy = str(redis.info("memory").get("maxmemory_policy", "unknown"))
+    if policy == "noeviction":
+        return ""
+    return (
+        f"Redis drops keys when its memory is full ({policy}), queued jobs too: CONFIG SET maxmemory-policy noeviction"
+    )
+
+
+def check_rights(redis: Redis) -> str:
+    """The remedy, or nothing if this user may do what workers and clients do: something of each kind is tried.
+
+    As commands of their own: what a script may not do is told in other words by each version of Redis.
+    """
+    try:
+        for key in (f"rq:probe:{uuid4().hex}", f"h3:probe:{uuid4().hex}"):
+            _try_commands(redis, key)
+        _try_listening(redis)
+    except NoPermissionError as exc:
+        return f"this user of Redis may not do what is needed ({exc}): {_RIGHTS_REMEDY}"
+    return ""
+
+
+def _try_commands(redis: Redis, key: str) -> None:
+    with redis.pipeline() as pipeline:  # a transaction
+        pipeline.hset(key, "x", "1")
+        pipeline.hget(key, "x")
+        pipeline.delete(key)
+        pipeline.execute()
+    redis.publish(key, "x")
+    redis.eval("return 1", 0)
+    redis.ping()
+    redis.time()
+    redis.info("server")
+
+
+def _try_listening(redis: Redis) -> None:
+    channels = ("rq:pubsub:probe", "h3:probe")
+    with redis.pubsub() as listener:  # type: ignore[no-untyped-call]
+        listener.subscribe(*channels)
+        for _ in channels:
+            listener.get_message(timeout=CONNECT_TIMEOUT_S)
+
+
+# Each word is needed. A pattern is refused after `*`, hence the resets. Of the dangerous commands only INFO is given:
+# by it a reaper knows that the server has restarted.
+_PATTERNS = "resetkeys ~rq:* ~h3:* resetchannels &rq:* &h3:*"
+_COMMANDS = "+@read +@write +@scripting +@transaction +@pubsub +@connection -@dangerous +time +info"
+RIGHTS = f"{_PATTERNS} {_COMMANDS}"
+_RIGHTS_REMEDY = f"ACL SETUSER NAME {RIGHTS}"
+
+
+def read_version(version: str) -> tuple[int, ...]:
+    """The leading numbers: 2.13.0+cpu is (2, 13, 0)."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdecimal())
 
 
 def redis_url(settings: ClientSettings) -> str:
@@ -40,8 +127,10 @@ def redis_errors(where: str = "Redis") -> Iterator[None]:
     """Turn the library's errors into RedisUnavailable."""
     try:
         yield
-    except (AuthenticationError, NoPermissionError) as exc:
-        raise RedisUnavailable(f"{where} refuses us ({exc}): check user, password and ACL of REDIS_URL") from exc
+    except AuthenticationError as exc:
+        raise RedisUnavailable(f"{where} refuses us ({exc}): correct user and password in REDIS_URL") from exc
+    except NoPermissionError as exc:
+        raise RedisUnavailable(f"{where} refuses a command ({exc}): {_RIGHTS_REMEDY}") from exc
     except ResponseError as exc:
         raise RedisUnavailable(
             f"{where} refuses a command ({exc}): see its memory, and whether it is a replica"

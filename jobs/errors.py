@@ -5,8 +5,11 @@ JobsError
 ├── SettingsInvalid   a flag or variable is wrong
 ├── JobNotFound       no job has this id
 ├── JobFailed         the job ended without a result
+├── KeyConflict       an idempotency key stands for another request
+├── LeaseLost         the job is no longer this attempt's to run
 ├── RedisUnavailable  the queue does not answer
 └── StoreUnavailable  the object store refuses or does not answer
+    ├── StoreRefused  it will refuse this again: trying again is in vain
     └── ObjectExists  an object that is written once is there already
 
 Each text says what, with the value, and the remedy; the command line prints it and exits 2 (1 for JobFailed).
@@ -33,12 +36,24 @@ class JobFailed(JobsError):
     """The job ended without a result."""
 
 
+class KeyConflict(JobsError):
+    """A job with this idempotency key exists and renders something else."""
+
+
+class LeaseLost(JobsError):
+    """The lease ran out, and the job was given to another attempt."""
+
+
 class RedisUnavailable(JobsError):
     """The queue's Redis does not answer, or refuses what we need."""
 
 
 class StoreUnavailable(JobsError):
     """The object store refuses a read or a write, or does not answer."""
+
+
+class StoreRefused(StoreUnavailable):
+    """Keys, rights or names are wrong; a person has to act."""
 
 
 class ObjectExists(StoreUnavailable):

@@ -98,7 +98,7 @@ class Finished(_Event):
     result_key: str
     video_key: str
     report_key: str
-    playlist_key: str
+    playlist_key: str | None
 
     @property
     def is_last(self) -> bool:
@@ -111,6 +111,7 @@ class AttemptLost(_Event):
     kind: Literal["attempt_lost"] = "attempt_lost"
     attempt: int
     reason: str
+    charge: Literal["fatal", "interrupted", "drained"]
 
 
 class Failed(_Event):
@@ -118,11 +119,41 @@ class Failed(_Event):
 
     kind: Literal["failed"] = "failed"
     attempt: int
+    cause: Literal["request", "store"] = "request"  # what a person has to mend
     reason: str
 
     @property
     def is_last(self) -> bool:
         return True
+
+
+class Loss(BaseModel):
+    """How one attempt ended without a result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempt: int
+    worker: str
+    kind: Literal["fatal", "interrupted"]
+    reason: str
+
+
+class Dead(_Event):
+    """The job has used up its attempts, and waits for a person to retry or to drop it."""
+
+    kind: Literal["dead"] = "dead"
+    attempt: int
+    losses: list[Loss]
+
+    @property
+    def is_last(self) -> bool:
+        return True
+
+
+class Retried(_Event):
+    """A person has given a dead job its attempts back."""
+
+    kind: Literal["retried"] = "retried"
 
 
 Event = Annotated[
@@ -136,7 +167,9 @@ Event = Annotated[
     | SegmentReady
     | Finished
     | AttemptLost
-    | Failed,
+    | Failed
+    | Dead
+    | Retried,
     Field(discriminator="kind"),
 ]
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -179,7 +212,7 @@ class EventLog:
                 after = event_id
                 if (event := _decode(fields)) is not None:
                     yield event
-                    if event.is_last:
+                    if event.is_last and event_id == entries[-1][0]:  # else somebody has retried a dead job
                         return
 
     def _await(self, job_id: str, after: bytes, block_s: float) -> list["_Entry"]:

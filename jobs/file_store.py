@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 from uuid import uuid4
 
-from jobs.errors import StoreUnavailable
+from jobs.errors import StoreRefused, StoreUnavailable
 from jobs.store import (
     CHUNK_BYTES,
     TEMPORARY_PREFIX,
@@ -182,4 +182,5 @@ def _file_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = _FILE_REMEDIES.get(error.errno or 0, "see that every part of this path can be used")
-        raise StoreUnavailable(f"{path}: {error.strerror or error}; {remedy}") from error
+        kind = StoreRefused if isinstance(error, PermissionError | FileNotFoundError) else StoreUnavailable
+        raise kind(f"{path}: {error.strerror or error}; {remedy}") from error

@@ -9,6 +9,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -70,6 +71,22 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Cadence = Annotated[int, Field(ge=0, le=1000)]
 
 
+class Mode(StrEnum):
+    """How the GPUs of a machine share one render."""
+
+    AUTO = "auto"  # whatever the worker does
+    ULYSSES = "ulysses"  # each has the whole model, and some of the tokens
+    TENSOR = "tensor"  # each has a part of every layer
+
+
+class Precision(StrEnum):
+    """The weights' number format."""
+
+    AUTO = "auto"  # whatever the worker has loaded
+    BF16 = "bf16"
+    NVFP4 = "nvfp4"
+
+
 class _Common(BaseModel):
     """Fields that mean the same before and after resolving."""
 
@@ -79,6 +96,8 @@ class _Common(BaseModel):
     steps: Steps = 50  # model evaluations
     preview_every: Cadence = 5  # steps between previews; 0 for none
     checkpoint_every: Cadence = 2  # steps between checkpoints; 0 for only the last
+    mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO  # JSON has no enums
+    precision: Annotated[Precision, Field(strict=False)] = Precision.AUTO
 
 
 class ResolvedRequest(_Common):

@@ -4,17 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from jobs.pieces import StoredPiece
 from jobs.request import ResolvedRequest
-
-
-class StoredPiece(BaseModel):
-    """One object of the result, as it lies in the store."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    key: str  # relative to the store's root
-    size_bytes: int
-    sha256: str
 
 
 class Result(BaseModel):
@@ -28,7 +19,7 @@ class Result(BaseModel):
     request: ResolvedRequest
     video_key: str
     report_key: str
-    playlist_key: str
+    playlist_key: str | None  # None if the runner streams nothing
     pieces: list[StoredPiece]
 
 

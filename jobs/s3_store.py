@@ -8,18 +8,18 @@ import os
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypedDict
 from urllib.parse import SplitResult, parse_qs
 
-from jobs.errors import StoreUnavailable
+from jobs.errors import StoreRefused, StoreUnavailable
 from jobs.file_store import opened, write_whole
 from jobs.store import CHUNK_BYTES, Store, StoredObject, check_key, check_prefix, measure, require_same, wrong_url
 
 if TYPE_CHECKING:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
@@ -162,13 +162,18 @@ class S3Store(Store):
         bucket, name = self._bucket, self._name(key)
         upload_id = self._client.create_multipart_upload(Bucket=bucket, Key=name, **headers)["UploadId"]
         with ExitStack() as unless_complete:
-            unless_complete.callback(self._client.abort_multipart_upload, Bucket=bucket, Key=name, UploadId=upload_id)
+            unless_complete.callback(self._abort_parts, name, upload_id)
             chunks = iter(partial(stream.read, PART_BYTES), b"")
             parts = [self._put_part(key, upload_id, number, chunk) for number, chunk in enumerate(chunks, 1)]
             self._client.complete_multipart_upload(
                 Bucket=bucket, Key=name, UploadId=upload_id, MultipartUpload={"Parts": parts}
             )
             unless_complete.pop_all()
+
+    def _abort_parts(self, name: str, upload_id: str) -> None:
+        # What made us abort is the news; a lifecycle rule removes what stays.
+        with suppress(StoreUnavailable), self._errors(name):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload_id)
 
     def _put_part(self, key: str, upload_id: str, number: int, chunk: bytes) -> CompletedPartTypeDef:
         part = self._client.upload_part(
@@ -257,16 +262,25 @@ _S3_REMEDIES = {
 @contextmanager
 def _s3_errors(where: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError  # which botocore lets through where an answer breaks off
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, HTTPError) as error:
         remedy = _S3_REMEDIES.get(_code(error), "try again, and look at the service's status if it stays so")
-        raise StoreUnavailable(f"{where}: {error}; {remedy}") from error
+        kind = StoreRefused if isinstance(error, ClientError) and _is_final(error) else StoreUnavailable
+        raise kind(f"{where}: {error}; {remedy}") from error
 
 
-def _code(error: BotoCoreError | ClientError) -> str:
-    answer = getattr(error, "response", {})
+def _is_final(error: ClientError) -> bool:
+    """Whether the same request will get the same answer: the client's fault, but not one of time or of a race."""
+    if _code(error) == "NoSuchUpload":
+        return False  # it may be complete, and the answer that said so was lost
+    return 400 <= _status(error) < 500 and _status(error) not in (408, 409, 412, 425, 429)
+
+
+def _code(error: Exception) -> str:
+    answer = getattr(error, "response", None) or {}  # None where the connection broke
     return str(answer.get("Error", {}).get("Code", type(error).__name__))
 
 

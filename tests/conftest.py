@@ -10,7 +10,8 @@ from redis import Redis
 
 from jobs.embedded import find_binary
 from jobs.errors import RedisUnavailable
-from tests.servers import RedisServer, S3Server, find_weed, running_redis, running_s3, short_folder
+from tests.faulty_s3 import FaultyS3, running_faulty_s3
+from tests.servers import RedisServer, S3Server, find_openssl, find_weed, running_redis, running_s3, short_folder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +55,7 @@ def redis_server(need_redis: None) -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     _require(find_weed)
+    _require(find_openssl)
     with running_s3() as server:
         yield server
 
@@ -61,17 +63,38 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Point boto3, here and in child processes, to the test's server."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
-    return s3_server.environment
+    return _replace_aws(s3_server.environment, monkeypatch)
 
 
 @pytest.fixture
 def s3_store_url(s3_server: S3Server, s3_environment: dict[str, str]) -> str:
     """An empty prefix of the test's bucket."""
     return f"s3://{s3_server.bucket}/{uuid4().hex}"
+
+
+@pytest.fixture
+def tls_s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The same over TLS, where boto3 signs and frames bodies in another way than over plain HTTP."""
+    return _replace_aws(s3_server.tls_environment, monkeypatch)
+
+
+@pytest.fixture
+def tls_s3_store_url(s3_server: S3Server, tls_s3_environment: dict[str, str]) -> str:
+    """An empty prefix of the test's bucket, over TLS."""
+    return f"s3://{s3_server.bucket}/{uuid4().hex}"
+
+
+@pytest.fixture
+def faulty_s3(
+    s3_server: S3Server, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyS3]:
+    """A proxy before the test's server, to which boto3 now goes, here and in child processes; told to fail by the test.
+
+    What is really stored is seen past it: `open_store(f"{s3_store_url}?endpoint={s3_server.endpoint}")`.
+    """
+    with running_faulty_s3(s3_server.endpoint) as faulty:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", faulty.endpoint)
+        yield faulty
 
 
 @pytest.fixture
@@ -84,6 +107,14 @@ def private_folder() -> Iterator[Path]:
     """A folder of mode 700 with a path short enough for unix sockets."""
     with short_folder() as folder:
         yield folder
+
+
+def _replace_aws(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return environment
 
 
 def _require(find: Callable[[], Path]) -> None:

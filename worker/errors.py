@@ -3,12 +3,17 @@
 WorkerError
 ├── RequestRefused   the payload or every rank refuses the input  -> job fails, fleet stays
 ├── AttemptLost      the attempt is gone, the job is not          -> back to the head of its queue, new fleet
+│   └── Stalled          the fleet is silent for too long
 ├── Interrupted      this worker was told to stop                 -> back to the head of its queue, uncharged
+├── NumberUsed       an attempt of this number has written before -> back to the head of its queue, uncharged
+├── SpoolFull        no room for outputs on this machine          -> back to the head of its queue, uncharged
+├── Superseded       the lease ran out, another has the job       -> nothing: all of ours is discarded, fleet stays
 ├── UploadFailed     the store keeps refusing                     -> job fails, its pieces are kept, fleet stays
 ├── StartRefused     this machine cannot serve jobs as configured -> the command ends before it takes one
-├── FleetNotStarted  the ranks did not come up                    -> the command ends before it takes one
-└── WorkLoopBroken   RQ's loop ended without being told to        -> the command fails
+└── FleetNotStarted  the ranks did not come up                    -> the command ends before it takes one
 """
+
+from typing import Literal
 
 
 class WorkerError(Exception):
@@ -17,6 +22,7 @@ class WorkerError(Exception):
     job_may_retry = False
     attempt_is_charged = True
     fleet_is_healthy = True
+    cause: Literal["request", "store"] = "request"  # of a job that fails by it
 
 
 class RequestRefused(WorkerError):
@@ -30,6 +36,13 @@ class AttemptLost(WorkerError):
     fleet_is_healthy = False
 
 
+class Stalled(AttemptLost):
+    """The fleet has yielded nothing for longer than it may."""
+
+
+TOLD_TO_STOP = "the worker was told to stop"
+
+
 class Interrupted(WorkerError):
     """The fleet was shut down under the job because this worker was told to stop."""
 
@@ -38,8 +51,28 @@ class Interrupted(WorkerError):
     fleet_is_healthy = False
 
 
+class NumberUsed(WorkerError):
+    """The queue has forgotten its last second, in which an attempt of this number began."""
+
+    job_may_retry = True
+    attempt_is_charged = False
+
+
+class SpoolFull(WorkerError):
+    """The disk where outputs wait for their upload is full."""
+
+    job_may_retry = True
+    attempt_is_charged = False
+
+
+class Superseded(WorkerError):
+    """Whatever this attempt would write now, another has the right to."""
+
+
 class UploadFailed(WorkerError):
     """The object store refused a piece of the output."""
+
+    cause = "store"
 
 
 class StartRefused(WorkerError):
@@ -48,7 +81,3 @@ class StartRefused(WorkerError):
 
 class FleetNotStarted(WorkerError):
     """A rank raised, died or was too slow before it was ready."""
-
-
-class WorkLoopBroken(WorkerError):
-    """RQ's loop swallows what it does not expect and returns as if all were well."""

@@ -1,29 +1,38 @@
-"""Keeps a running attempt's claim alive from a thread with a Redis client of its own."""
+"""Says that this worker lives, and looks that its fleet does: a thread with a Redis client of its own."""
 
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import structlog
 from redis import Redis
-from redis.client import Pipeline
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
+from redis.retry import Retry
 
-LEASE_S = 60
-BEAT_S = 10
 ANSWER_TIMEOUT_S = 5.0
+_LOOKS_A_BEAT = 10
+_LONGEST_LOOK_S = 1.0
 
 log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Calls `beat` with a pipeline every BEAT_S seconds until closed."""
+    """Calls `beat` with its client every `beat_s`, and `look` more often, until closed."""
 
-    def __init__(self, redis_url: str, beat: Callable[[Pipeline], None]) -> None:
+    def __init__(
+        self, redis_url: str, beat_s: float, *, beat: Callable[[Redis], None], look: Callable[[], None]
+    ) -> None:
         # Not the worker's client: a blocked or broken connection there must not stop the beats.
-        self._redis = Redis.from_url(redis_url, socket_timeout=ANSWER_TIMEOUT_S)
-        self._beat = beat
+        self._redis = Redis.from_url(
+            redis_url,
+            socket_timeout=ANSWER_TIMEOUT_S,
+            socket_connect_timeout=ANSWER_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._beat_s, self._beat, self._look = beat_s, beat, look
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -35,14 +44,21 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed.set()
-        self._thread.join()
+        self._thread.join(2 * ANSWER_TIMEOUT_S)
         self._redis.close()
 
     def _run(self) -> None:
-        while not self._closed.wait(BEAT_S):
+        beat_at = silent_since = time.monotonic()
+        while not self._closed.wait(min(self._beat_s / _LOOKS_A_BEAT, _LONGEST_LOOK_S)):
             try:
-                with self._redis.pipeline() as pipeline:
-                    self._beat(pipeline)
-                    pipeline.execute()
+                self._look()
+                if time.monotonic() < beat_at:
+                    continue
+                beat_at = time.monotonic() + self._beat_s
+                self._beat(self._redis)
+                silent_since = time.monotonic()
             except RedisError as exc:
-                log.warning("heartbeat not delivered", error=str(exc))
+                silent_s = round(time.monotonic() - silent_since)
+                log.error("unhealthy: Redis does not answer", error=str(exc), silent_s=silent_s)  # noqa: TRY400
+            except Exception:
+                log.exception("heartbeat broken")  # and tried again: without it the lease is lost

@@ -3,13 +3,37 @@
 Rank 0 speaks for the fleet: the other ranks yield nothing. A file named here lies on local disk, is complete,
 and belongs to the worker from then on: it uploads the file and deletes it.
 
-The worker calls a runner with `request` (jobs.request.ResolvedRequest) and `work_dir` (str), and sets it up with
-`checkpoint` (str). A runner class may have a classmethod `preflight(world_size, *, checkpoint)`, which raises
-RunnerError for what it cannot serve before any rank is started.
+The worker calls a runner with `request` (jobs.request.ResolvedRequest), `work_dir` (str) and `resume` (Resume or None),
+and sets it up with `checkpoint` (str). A runner class may have the classmethods `preflight(world_size, *, checkpoint)`,
+which raises RunnerError for what it cannot serve before any rank is started, and
+`abilities(world_size, *, checkpoint)`, which returns Abilities.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a runner can render with what it is set up with. Jobs that need more wait for another worker."""
+
+    model_digest: str
+    modes: tuple[str, ...]  # jobs.request.Mode
+    precisions: tuple[str, ...]  # jobs.request.Precision
+    most_pixels: int | None = None  # of all frames together, by predicted peak memory; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What earlier attempts have done. A runner may go on from there, or begin anew.
+
+    One that goes on with segment `segments` yields neither the header nor any segment before; one that yields a header
+    begins the stream anew.
+    """
+
+    step: int  # 1-based, the last one that is done; 0: none
+    checkpoint: Path | None  # safetensors, of that step
+    segments: int  # published
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,56 +1,54 @@
-"""RQ around the fleet: takes one job at a time, counts the attempt, reports its end, and leaves a sick fleet.
+"""RQ around the fleet: takes one job at a time, reports its end, and leaves a sick fleet.
 
 Subclasses SimpleWorker, so jobs run in this process beside the fleet, and keeps RQ's keys and registries, so that
-`rq info` and any RQ client show the truth. RQ's own dequeue, job execution and signal handlers are not used: they
-lose jobs over several queues, run any importable function, and raise inside signal handlers.
+`rq info` and any RQ client show the truth. RQ's own loop, dequeue, job execution, cleaning and signal handlers are not
+used: they lose jobs over several queues, run any importable function, swallow errors, fail jobs that run, and raise
+inside signal handlers.
 """
 
+import shutil
 import socket
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 from uuid import uuid4
 
 import structlog
 from redis import Redis
-from redis.client import Pipeline
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from rq import Queue, SimpleWorker
-from rq.exceptions import DeserializationError, NoSuchJobError, StopRequested
-from rq.job import Job, JobStatus
+from redis.client import PubSub
+from redis.exceptions import RedisError
+from rq import SimpleWorker
 from rq.serializers import JSONSerializer
-from rq.utils import as_text
+from rq.suspension import is_suspended
 from rq.worker import WorkerStatus
+from rq.worker_registration import register
 
 from jobs import events
-from jobs.errors import RequestInvalid
-from jobs.events import EventLog
-from jobs.queues import JOB_FUNCTION, open_queue
-from jobs.request import ResolvedRequest, parse_resolved
+from jobs.connection import redis_errors
+from jobs.errors import LeaseLost
+from jobs.lease import WAKE_CHANNEL, Charge, Lease, Leases
+from jobs.offers import OFFER_FIELD, Offer
+from jobs.queues import open_queue
 from jobs.store import Store
-from worker.attempt import run_attempt
-from worker.errors import AttemptLost, RequestRefused, WorkerError
-from worker.heartbeat import LEASE_S, Heartbeat
+from worker.attempt import Attempt
+from worker.dequeue import Dequeue, Taken
+from worker.errors import TOLD_TO_STOP, AttemptLost, Interrupted, Superseded, WorkerError
+from worker.heartbeat import Heartbeat
 from worker.mgpu import MGPUController
-from worker.outputs import Outputs
+from worker.outage import insist, is_outage
+from worker.outputs import OutputLimits, Outputs
 from worker.settings import WorkerSettings
+from worker.stall import StallLimits, StallWatch
 
-MOST_LOST_ATTEMPTS = 3
-# On RQ's job hash, which keeps fields that it does not know.
-ATTEMPTS_FIELD = "h3_attempts"  # begun
-LOST_FIELD = "h3_lost_attempts"  # lost by the job's or the fleet's fault
-OUTAGE_S = 120.0
-REDIS_OUTAGE = (RedisConnectionError, RedisTimeoutError)
-_POLL_S = 0.1
+ANSWER_TIMEOUT_S = 5  # of Redis: a worker asks for nothing that takes longer
+_IDLE_S = 0.5  # between two looks at the queues, if no word comes
 _RETRY_S = 1.0
-_IDLE_BEAT_S = 10.0
-
-Written = TypeVar("Written")
+_RECORD_TTL_S = 90  # of RQ's record of this worker, beyond a lease
 
 log = structlog.get_logger()
 
@@ -71,6 +69,7 @@ class RenderWorker(SimpleWorker):
         controller: MGPUController,
         store: Store,
         settings: WorkerSettings,
+        offer: Offer,
     ) -> None:
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"  # a fixed name is refused while a dead worker's key lives
         super().__init__(
@@ -81,11 +80,23 @@ class RenderWorker(SimpleWorker):
             log_job_description=False,
         )
         self._redis_url = redis_url
-        self._controller, self._store, self._settings = controller, store, settings
-        self._events = EventLog(redis)
+        self._controller, self._store, self._settings, self._offer = controller, store, settings, offer
+        self._leases = Leases(redis, lease_s=settings.lease_s)
+        self._dequeue = Dequeue(self._leases, queues, offer, name, longest_wait_s=settings.longest_wait_s)
+        self._watch = StallWatch(
+            StallLimits(settings.first_step_timeout_s, settings.step_timeout_s, settings.clip_timeout_s)
+        )
+        self._spool = settings.spool_dir or Path(tempfile.gettempdir())
+        self._running: tuple[Lease, Attempt] | None = None
         self._stop_signals = 0
         self._fleet_is_lost = False
-        self._queues_are_empty = False
+        self._record_lock = threading.Lock()
+        self._had_room = True
+
+    @property
+    def connection_timeout(self) -> int:
+        """RQ raises our client's limit of an answer to this, 415 s by its default: nothing here waits so long."""
+        return ANSWER_TIMEOUT_S
 
     @property
     def must_restart(self) -> bool:
@@ -93,165 +104,170 @@ class RenderWorker(SimpleWorker):
         return self._fleet_is_lost and self._stop_signals == 0
 
     @property
-    def ended_in_order(self) -> bool:
-        """`work` returned because it was told to, or (burst) ran out of jobs."""
-        return self._must_leave or self._queues_are_empty
-
-    @property
     def _must_leave(self) -> bool:
         return self._fleet_is_lost or self._stop_signals > 0
 
+    def serve(self, *, burst: bool) -> None:
+        """Render until told to stop, until the fleet is lost, or (burst) until the queues are empty."""
+        heartbeat = Heartbeat(self._redis_url, self._leases.beat_s, beat=self._beat, look=self._look)
+        try:
+            with heartbeat:
+                with redis_errors():
+                    self.bootstrap("WARNING")  # registers, and listens to RQ's commands
+                self._install_signal_handlers()  # type: ignore[no-untyped-call]  # RQ's
+                log.info("ready for jobs", worker=self.name, queues=self.queue_names(), offer=self._offer.model_dump())
+                while (taken := self._next(burst=burst)) is not None:
+                    self._run(taken)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self.teardown()  # type: ignore[no-untyped-call]  # RQ's
+        except RedisError as exc:
+            log.warning("not signed off, the record of this worker will expire", error=str(exc))
+
     # --- taking a job
 
-    def dequeue_job_and_maintain_ttl(
-        self, timeout: int | None, max_idle_time: int | None = None
-    ) -> tuple[Job, Queue] | None:
-        """The next job of the first queue that has one; None when `timeout` is None (burst) and all are empty."""
-        self.set_state(WorkerStatus.IDLE)
-        beat_at = 0.0
-        while not self._must_leave:
-            try:
-                if time.monotonic() >= beat_at:
-                    self._beat_idle()
-                    beat_at = time.monotonic() + _IDLE_BEAT_S
-                if (taken := self._take()) is not None:
-                    return taken
-                if timeout is None:
-                    self._queues_are_empty = True
-                    return None
-                time.sleep(_POLL_S)
-            except REDIS_OUTAGE as exc:
-                log.warning("Redis does not answer, trying again", error=str(exc))
-                time.sleep(_RETRY_S)
-        raise StopRequested
-
-    def _beat_idle(self) -> None:
-        self.heartbeat()
-        if self.should_run_maintenance_tasks:
-            self.run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
-
-    def _take(self) -> tuple[Job, Queue] | None:
-        for queue in self.queues:
-            # LMOVE, one queue at a time: what is taken is always in a list, whenever this process dies.
-            while job_id := self.connection.lmove(queue.key, queue.intermediate_queue_key, "LEFT", "RIGHT"):
-                if (job := self._fetch(as_text(job_id), queue)) is not None:
-                    return job, queue
+    def _next(self, *, burst: bool) -> Taken | None:
+        """The next job; None when it is time to leave."""
+        with self.connection.pubsub(ignore_subscribe_messages=True) as wake:  # type: ignore[no-untyped-call]
+            insist(lambda: wake.subscribe(WAKE_CHANNEL))
+            while not self._must_leave:
+                try:
+                    taken = self._take()
+                    if taken is not None or burst:
+                        return taken
+                    self._await_word(wake)
+                except RedisError as exc:
+                    if not is_outage(exc):
+                        raise
+                    log.warning("Redis does not answer, trying again", error=str(exc))
+                    time.sleep(_RETRY_S)
         return None
 
-    def _fetch(self, job_id: str, queue: Queue) -> Job | None:
-        try:
-            return Job.fetch(job_id, connection=self.connection, serializer=JSONSerializer)
-        except NoSuchJobError:
-            log.warning("job has no record, dropped from its queue", job_id=job_id)
-            self.connection.lrem(queue.intermediate_queue_key, 0, job_id)
+    @staticmethod
+    def _await_word(wake: PubSub) -> None:
+        """Wait for a queued job; of many at once one is enough."""
+        if wake.get_message(timeout=_IDLE_S) is not None:
+            while wake.get_message(timeout=0) is not None:
+                pass
+
+    def _take(self) -> Taken | None:
+        if not self._controller.is_alive:
+            log.error("the fleet died while it was idle")
+            self._fleet_is_lost = True
             return None
+        if is_suspended(self.connection) or not self._has_room():
+            return None
+        return self._dequeue.take()
+
+    def _has_room(self) -> bool:
+        free = shutil.disk_usage(self._spool).free
+        had_room, self._had_room = self._had_room, free >= self._settings.least_free_bytes
+        if had_room and not self._had_room:
+            log.error("no room for outputs, taking no job", folder=str(self._spool), free_mib=free >> 20)
+        return self._had_room
+
+    # --- staying alive, in the thread of the heartbeat
+
+    def _beat(self, redis: Redis) -> None:
+        if (running := self._running) is not None:
+            self._beat_lease(redis, *running)  # first: it is what matters
+        self._sign_on(redis)
+        reaped = self._leases.reap(redis)
+        for job_id in (*reaped.queued, *reaped.dead):
+            log.warning("took a job back, its lease had run out", job_id=job_id, dead=job_id in reaped.dead)
+        self._leases.sweep(self.queue_names(), redis)
+
+    def _sign_on(self, redis: Redis) -> None:
+        """Renew RQ's record of this worker; a Redis that lost its last second may not have it any more."""
+        with self._record_lock, redis.pipeline() as pipeline:
+            register(self, pipeline)
+            pipeline.hset(self.key, mapping={OFFER_FIELD: self._offer.model_dump_json()})
+            self.heartbeat(round(self._settings.lease_s) + _RECORD_TTL_S, pipeline=pipeline)
+            pipeline.execute()
+
+    def register_birth(self) -> None:
+        """RQ refuses a name that has a record. Ours is new; a beat may have come first."""
+        with self._record_lock:
+            self.connection.delete(self.key)
+            super().register_birth()  # type: ignore[no-untyped-call]  # RQ's
+
+    def _beat_lease(self, redis: Redis, lease: Lease, attempt: Attempt) -> None:
+        if attempt.is_stalled():
+            return  # should we fail to end it, the lease must run out
+        try:
+            lease.beat(redis)
+        except LeaseLost as exc:
+            attempt.abort(Superseded(str(exc)))
+
+    def _look(self) -> None:
+        if (running := self._running) is not None:
+            running[1].is_stalled()
+
+    def clean_registries(self) -> None:
+        """RQ's would fail jobs that run and queue others twice; ours is in each beat."""
 
     # --- running it
 
-    def execute_job(self, job: Job, queue: Queue) -> None:
+    def _run(self, taken: Taken) -> None:
         """One attempt, from its start to the word about its end."""
-        with structlog.contextvars.bound_contextvars(job_id=job.id):
+        lease = taken.lease
+        with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt):
+            log.info("attempt begun", queue=lease.queue)
+            insist(lambda: self._show(WorkerStatus.BUSY, lease.job_id))
             try:
-                request = read_payload(job)
-            except RequestRefused as exc:
-                self._refuse(job, queue, exc)
-                return
-            # Never reused: what an attempt has written under its number stays as it is.
-            attempt = self.connection.hincrby(job.key, ATTEMPTS_FIELD, 1)
-            self.prepare_execution(job)
-            self.prepare_job_execution(job, remove_from_intermediate_queue=True)
-            job.started_at = datetime.now(UTC)
-            with (
-                structlog.contextvars.bound_contextvars(attempt=attempt),
-                Heartbeat(self._redis_url, lambda pipeline: self._beat(job, pipeline)),
-            ):
-                self._run(job, queue, request, attempt)
-            self.set_state(WorkerStatus.IDLE)
+                if self._must_leave:  # told so while the job was taken
+                    self._end_badly(lease, Interrupted(TOLD_TO_STOP))
+                else:
+                    self._render(taken)
+            except LeaseLost as exc:
+                log.warning("attempt discarded", reason=str(exc))
+            finally:
+                self._running = None
+            insist(lambda: self._show(WorkerStatus.IDLE, None))
 
-    def _run(self, job: Job, queue: Queue, request: ResolvedRequest, attempt: int) -> None:
-        outputs = Outputs(self._store, self._settings.store_url, job.id, attempt, request)
+    def _render(self, taken: Taken) -> None:
+        lease = taken.lease
+        attempt = Attempt(self._controller, taken.request, self._watch, self._settings.spool_dir)
+        self._running = (lease, attempt)
         try:
-            self._tell(job, events.Started(attempt=attempt, worker=self.name))
-            finished = run_attempt(
-                self._controller, request, outputs, lambda event: self._tell(job, event), self._settings.spool_dir
-            )
+            finished = attempt.run(self._open_outputs(taken, attempt))
         except WorkerError as exc:
-            self._end_badly(job, queue, attempt, exc)
-        except Exception as exc:  # RQ's loop would swallow it, and the job with it
+            self._end_badly(lease, exc)
+        except Exception as exc:  # nobody has a class for it: the job must not be lost with it
             log.exception("attempt broken")
-            self._end_badly(job, queue, attempt, AttemptLost(f"{type(exc).__name__}: {exc}"))
+            self._end_badly(lease, AttemptLost(f"{type(exc).__name__}: {exc}"))
         else:
-            self._succeed(job, queue, finished)
+            insist(lambda: lease.finish(finished, {"result_key": finished.result_key}))
+            log.info("finished", result_key=finished.result_key)
 
-    def get_heartbeat_ttl(self, job: Job) -> int:
-        """RQ's own answer is the job's time-out, which leaves a dead machine's job invisible for hours."""
-        return LEASE_S
+    def _open_outputs(self, taken: Taken, attempt: Attempt) -> Outputs:
+        settings = self._settings
+        limits = OutputLimits(settings.upload_timeout_s, settings.spool_bytes, settings.least_free_bytes)
+        return Outputs(
+            self._store, settings.store_url, taken.lease, taken.request, limits=limits, on_failure=attempt.abort
+        )
 
-    def _beat(self, job: Job, pipeline: Pipeline) -> None:
-        self.heartbeat(LEASE_S, pipeline=pipeline)
-        if (execution := self.execution) is not None:
-            execution.heartbeat(job.started_job_registry, LEASE_S, pipeline=pipeline)
-
-    def _tell(self, job: Job, event: events.Event) -> None:
-        log.info(event.kind.replace("_", " "), **event.model_dump(exclude={"kind", "attempt", "worker"}))
-        insist(lambda: self._events.append(job.id, event))
-
-    # --- ending it
-
-    def _succeed(self, job: Job, queue: Queue, finished: events.Finished) -> None:
-        job.ended_at = datetime.now(UTC)
-        job._result = {"result_key": finished.result_key}
-        job._status = JobStatus.FINISHED
-        self._end(lambda: self.handle_job_success(job, queue, queue.started_job_registry))
-        self._tell(job, finished)
-
-    def _end_badly(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
+    def _end_badly(self, lease: Lease, error: WorkerError) -> None:
         log.error("attempt ended", error=type(error).__name__, reason=str(error))
         self._fleet_is_lost = self._fleet_is_lost or not error.fleet_is_healthy
-        lost = insist(lambda: self.connection.hincrby(job.key, LOST_FIELD, int(error.attempt_is_charged)))
-        if error.job_may_retry and lost < MOST_LOST_ATTEMPTS:
-            self._tell(job, events.AttemptLost(attempt=attempt, reason=str(error)))
-            self._hand_back(job, queue)
+        if isinstance(error, Superseded):
+            raise LeaseLost(str(error)) from error
+        if error.job_may_retry:
+            charge = Charge.FATAL if error.attempt_is_charged else Charge.DRAINED
+            place = insist(lambda: lease.hand_back(charge, str(error)))
+            log.warning("job handed back", place=place)
         else:
-            self._fail(job, queue, attempt, error)
+            failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=str(error))
+            insist(lambda: lease.fail(failed, "".join(traceback.format_exception(error))))
 
-    def _hand_back(self, job: Job, queue: Queue) -> None:
-        def write() -> None:
-            with self.connection.pipeline() as pipeline:
-                self.cleanup_execution(job, pipeline)
-                job.set_status(JobStatus.QUEUED, pipeline=pipeline)
-                queue.push_job_id(job.id, pipeline=pipeline, at_front=True)
-                pipeline.execute()
-
-        self._end(write)
-
-    def _fail(self, job: Job, queue: Queue, attempt: int, error: WorkerError) -> None:
-        job.ended_at = datetime.now(UTC)
-        text = "".join(traceback.format_exception(error))
-
-        def write() -> None:
-            self.handle_job_failure(job, queue, queue.started_job_registry, exc_string=text)
-            if job.get_status(refresh=True) is not JobStatus.FAILED:  # RQ keeps a lost connection to itself here
-                raise RedisConnectionError("the failure was not recorded")
-
-        self._end(write)
-        self._tell(job, events.Failed(attempt=attempt, reason=str(error)))
-
-    def _end(self, write: Callable[[], None]) -> None:
-        """Insist on the write that ends an attempt, and its record in RQ's registry of running jobs with it."""
-        execution = self.execution
-
-        def write_again() -> None:
-            self.execution = execution  # RQ forgets it before Redis has taken the write
-            write()
-
-        insist(write_again)
-
-    def _refuse(self, job: Job, queue: Queue, error: RequestRefused) -> None:
-        """Fail a job that never began: RQ's own preparation would read the payload, and raise."""
-        log.error("job refused", reason=str(error))
-        insist(lambda: self.connection.lrem(queue.intermediate_queue_key, 0, job.id))
-        self._fail(job, queue, 0, error)
+    def _show(self, state: WorkerStatus, job_id: str | None) -> None:
+        with self.connection.pipeline() as pipeline:
+            self.set_state(state, pipeline=pipeline)
+            self.set_current_job_id(job_id, pipeline=pipeline)
+            pipeline.execute()
 
     # --- being told to stop
 
@@ -259,31 +275,6 @@ class RenderWorker(SimpleWorker):
         """First signal: finish the job, take no more. Second: give the job back now. Never raises."""
         self._stop_requested = True
         self._stop_signals += 1
-        if self._stop_signals == 2 and self.execution is not None:
+        if self._stop_signals == 2 and self._running is not None:
             # In a thread: a handler must not wait, and the blocked stream wakes up when the fleet is gone.
             threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}).start()
-
-
-def insist(write: Callable[[], Written]) -> Written:
-    """Repeat a write while Redis does not answer, for up to OUTAGE_S: an outage must not cost a render."""
-    deadline = time.monotonic() + OUTAGE_S
-    while True:
-        try:
-            return write()
-        except REDIS_OUTAGE as exc:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("Redis does not answer, trying again", error=str(exc))
-            time.sleep(_RETRY_S)
-
-
-def read_payload(job: Job) -> ResolvedRequest:
-    """The request that a job carries. Raises RequestRefused for anything but a call of our one function."""
-    try:
-        if job.func_name != JOB_FUNCTION:
-            raise RequestRefused(f"job calls {job.func_name}; this worker runs {JOB_FUNCTION} only")
-        return parse_resolved(job.kwargs.get("request"))
-    except RequestInvalid as exc:
-        raise RequestRefused(str(exc)) from exc
-    except DeserializationError as exc:
-        raise RequestRefused("job carries no readable call: submit it with `h3render submit` or jobs.Client") from exc

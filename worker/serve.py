@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -11,11 +12,12 @@ from typing import Literal
 import structlog
 import torch
 
-from jobs.connection import connect, redis_url
+from jobs.connection import connect, redis_url, require_usable
+from jobs.offers import Offer
 from jobs.store import open_store
-from worker.errors import FleetNotStarted, StartRefused, WorkLoopBroken
+from worker.errors import FleetNotStarted, StartRefused
 from worker.mgpu import FatalFleetError, MGPUController, MGPURunner, RunnerError
-from worker.rq_worker import RenderWorker
+from worker.rq_worker import ANSWER_TIMEOUT_S, RenderWorker
 from worker.settings import Backend, WorkerSettings
 
 CPU_WORLD_SIZE = 2
@@ -27,9 +29,10 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     """Serve until told to stop (or, with `burst`, until the queues are empty).
 
     Everything that can be refused is refused before the model is loaded. Raises RedisUnavailable, StoreUnavailable,
-    StartRefused, FleetNotStarted, WorkLoopBroken.
+    StartRefused, FleetNotStarted.
     """
-    redis = connect(settings)
+    redis = connect(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=0)  # the worker tries again by itself
+    require_usable(redis)
     store = open_store(settings.store_url)
     store.check()
     check_spool(settings.spool_dir)
@@ -39,14 +42,13 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu")
     try:
         start(controller, settings, setup)
-        worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings)
-        worker.work(burst=burst, logging_level="WARNING")
+        offer = read_offer(runner, world_size, setup)
+        worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, offer)
+        worker.serve(burst=burst)
     finally:
         controller.shutdown(graceful_timeout=5.0)
     if worker.must_restart:
         restart()
-    if not worker.ended_in_order:
-        raise WorkLoopBroken("the work loop ended by an error, see the log above")
 
 
 def check_spool(folder: Path | None) -> None:
@@ -87,6 +89,12 @@ def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object
         getattr(runner, "preflight", lambda *_, **__: None)(world_size, **setup)
     except RunnerError as exc:
         raise StartRefused(str(exc)) from exc
+
+
+def read_offer(runner: type[MGPURunner], world_size: int, setup: dict[str, object]) -> Offer:
+    """What this worker can serve: whatever is asked for, if the runner does not say."""
+    abilities = getattr(runner, "abilities", None)
+    return Offer(world_size=world_size, **(asdict(abilities(world_size, **setup)) if abilities else {}))
 
 
 def choose_backend(wanted: Backend) -> Literal["nccl", "gloo"]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from jobs.lease import LEASE_S
 from jobs.settings import ClientSettings, default_cache_dir
 
 
@@ -34,4 +35,12 @@ class WorkerSettings(ClientSettings):
     spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
     cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and logs
     start_timeout_s: PositiveFloat = 1800.0  # to load the model on every rank
+    first_step_timeout_s: PositiveFloat = 600.0  # of a size that this worker has not rendered before
+    step_timeout_s: PositiveFloat = 180.0  # or ten times the median step, if that is more
+    clip_timeout_s: PositiveFloat = 120.0  # to decode one
+    upload_timeout_s: PositiveFloat = 300.0  # of one piece, tries and all
+    lease_s: PositiveFloat = LEASE_S  # the same for every worker of a queue
+    longest_wait_s: PositiveFloat = 1800.0  # a job of a later queue that has waited so long is next
+    spool_bytes: PositiveInt = 20 << 30  # of files that wait for their upload
+    least_free_bytes: int = Field(1 << 30, ge=0)  # on the disk of the spool; with less, no job is taken
     log_format: LogFormat = LogFormat.AUTO

@@ -60,9 +60,21 @@ def test_the_doctor_examines_this_machine(user):
     lines = done.stdout.splitlines()
     verdicts = {line[6:23].strip(): line[:5].strip() for line in lines if line[:5].strip()}
     assert list(verdicts) == [
-        *("python", "torch", "gpus", "redis", "redis eviction", "store", "disk for outputs", "shared memory")
+        *(
+            "python",
+            "torch",
+            "gpus",
+            "redis",
+            "redis eviction",
+            "redis rights",
+            "store",
+            "disk for outputs",
+            "shared memory",
+        )
     ]
-    assert {verdicts[subject] for subject in ("python", "torch", "gpus", "redis", "redis eviction", "store")} == {"ok"}
+    assert {
+        verdicts[subject] for subject in ("python", "torch", "gpus", "redis", "redis eviction", "redis rights", "store")
+    } == {"ok"}
 
 
 def test_the_doctor_names_what_fails_and_the_remedy(user):

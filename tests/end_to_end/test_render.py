@@ -112,7 +112,7 @@ def test_the_result_names_every_object_of_the_attempt_but_checkpoints_and_all_ma
     job_id = renders.jobs[0].id
     written = set(renders.store.list(f"{job_id}/attempts/"))
     named = {piece.key for piece in result.pieces}
-    assert {key for key in written - named if "checkpoint-" not in key} == set()
+    assert {key for key in written - named if "checkpoint-" not in key} == {f"{job_id}/attempts/1/attempt.json"}
     assert named <= written
     for piece in result.pieces:
         body = renders.store.get(piece.key)
@@ -147,7 +147,7 @@ def test_the_same_seed_gives_the_same_latents_and_another_seed_others(renders):
 
 def test_the_report_records_what_the_bits_depend_on(renders):
     report = renders.reports[0]
-    assert report["request"] == {"prompt": PROMPT, "seed": 7, **CLIP}
+    assert report["request"] == {"prompt": PROMPT, "seed": 7, "mode": "auto", "precision": "auto", **CLIP}
     assert report["provenance"]["world_size"] == 2
     assert report["provenance"]["mode"] == "ulysses"
     assert len(report["timings"]["step_s"]) == 4

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from redis import Redis
@@ -6,17 +7,12 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from jobs.client import Client
-from jobs.errors import JobFailed, JobNotFound, RedisUnavailable, RequestInvalid
-from jobs.events import EventLog, Failed, Finished, Queued, Started, StepDone
+from jobs.errors import JobFailed, JobNotFound, KeyConflict, RedisUnavailable, RequestInvalid
+from jobs.events import EventLog, Failed, Queued, Started, StepDone
+from jobs.offers import OFFER_FIELD, Offer
 from jobs.queues import JOB_FUNCTION, QueueName
-
-FINISHED = Finished(attempt=1, store_url="file:///s", result_key="r", video_key="v", report_key="p", playlist_key="l")
-
-
-@pytest.fixture
-def redis(redis_url):
-    with Redis.from_url(redis_url) as redis:
-        yield redis
+from jobs.request import Mode
+from tests.jobs.leasing import FINISHED, KEPT, RESULT, SAVED
 
 
 @pytest.fixture
@@ -124,3 +120,78 @@ def test_events_are_json_that_other_programs_can_read(client, redis):
     handle = client.submit({"prompt": "a red kite", "seed": 1})
     [(_, fields)] = redis.xrange(f"h3:events:{handle.id}")
     assert json.loads(fields[b"event"])["kind"] == "queued"
+
+
+def test_submitting_again_with_the_same_key_gives_the_same_job(client, redis):
+    request = {"prompt": "a red kite"}  # its seed is drawn once
+    first = client.submit(request, idempotency_key="order 7")
+    again = client.submit(request, idempotency_key="order 7")
+    assert (again.id, again.request()) == (first.id, first.request())
+    assert redis.lrange("rq:queue:default", 0, -1) == [first.id.encode()]
+    assert [event.kind for event in first.news()] == ["queued"]
+    assert client.submit(request, idempotency_key="order 8").id != first.id
+
+
+@pytest.mark.parametrize("change", [{"prompt": "a blue kite"}, {"seed": 2}, {"queue": "high"}])
+def test_a_key_stands_for_one_request_in_one_queue(client, redis, change):
+    asked = {"prompt": "a red kite", "seed": 1} | change
+    queue = asked.pop("queue", "default")
+    first = client.submit({"prompt": "a red kite", "seed": 1}, idempotency_key="order 7")
+    with pytest.raises(KeyConflict, match=f"'order 7' stands for another request, job {first.id}"):
+        client.submit(asked, queue=queue, idempotency_key="order 7")
+    assert redis.llen("rq:queue:default") + redis.llen("rq:queue:high") == 1
+
+
+def test_a_key_used_by_eight_threads_at_once_gives_one_job(client, redis):
+    with ThreadPoolExecutor(8) as threads:
+        handles = threads.map(lambda _: client.submit({"prompt": "a red kite"}, idempotency_key="order 7"), range(32))
+    [job_id] = {handle.id for handle in handles}
+    assert redis.lrange("rq:queue:default", 0, -1) == [job_id.encode()]
+
+
+def test_a_key_gives_the_job_also_after_its_end_and_a_new_one_when_it_is_forgotten(client, redis, claim):
+    first = client.submit({"prompt": "a red kite"}, idempotency_key="order 7")
+    claim(first.id).finish(FINISHED, RESULT)
+    assert client.submit({"prompt": "a red kite"}, idempotency_key="order 7").id == first.id
+    redis.delete(f"rq:job:{first.id}")
+    second = client.submit({"prompt": "a red kite"}, idempotency_key="order 7")
+    assert second.id != first.id
+    assert second.status() == "queued"
+
+
+def test_a_waiting_job_says_what_it_waits_for(client, redis, claim):
+    handle = client.submit({"prompt": "a red kite", "mode": "tensor"})
+    assert handle.waiting_for() == "waiting: no worker is alive"
+    redis.sadd("rq:workers", "rq:worker:x")
+    redis.hset("rq:worker:x", OFFER_FIELD, Offer(modes=(Mode.ULYSSES,)).model_dump_json())
+    assert handle.waiting_for() == "waiting: no worker with mode tensor"
+    redis.hset("rq:worker:x", OFFER_FIELD, Offer().model_dump_json())
+    assert handle.waiting_for() == ""
+    redis.delete("rq:worker:x")
+    claim(handle.id)
+    assert handle.waiting_for() == ""
+
+
+def test_what_attempts_have_kept_can_be_asked_for(client, claim):
+    handle = client.submit({"prompt": "a red kite"})
+    claim(handle.id).keep(KEPT, SAVED)
+    assert handle.kept() == KEPT
+
+
+def test_waiting_for_a_dead_job_raises_the_reason_of_each_attempt(client, claim, use_up):
+    handle = client.submit({"prompt": "a red kite"})
+    use_up(claim(handle.id))
+    assert handle.status() == "dead"
+    with pytest.raises(JobFailed, match=r"attempt 1: first; attempt 2: second; attempt 3: third.*h3render dead"):
+        handle.wait(timeout_s=5)
+
+
+def test_a_dead_job_that_is_retried_is_followed_past_its_death(client, leases, claim, use_up):
+    handle = client.submit({"prompt": "a red kite"})
+    use_up(claim(handle.id))
+    assert [event.kind for event in handle.events(timeout_s=5)][-1] == "dead"
+    leases.retry_dead(handle.id)
+    claim(handle.id).finish(FINISHED, RESULT)
+    kinds = [event.kind for event in handle.events(timeout_s=5)]
+    assert kinds[-4:] == ["dead", "retried", "started", "finished"]
+    assert handle.wait(timeout_s=5) == FINISHED

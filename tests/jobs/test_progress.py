@@ -25,7 +25,7 @@ TOLD = [
     events.Queued(queue="default", request=REQUEST),
     events.Started(attempt=1, worker="w"),
     *ATTEMPT,
-    events.AttemptLost(attempt=1, reason="rank 1 died"),
+    events.AttemptLost(attempt=1, reason="rank 1 died", charge="fatal"),
     events.Started(attempt=2, worker="w"),
     *ATTEMPT,
     *DECODE,
@@ -58,3 +58,22 @@ def test_elsewhere_each_event_is_a_line(screen):
     assert len(lines) == len(TOLD)
     assert lines[0] == "queued in default: 64x64, 39 frames, 2 steps, seed 1"
     assert "denoise: 2/2, sigma 0.923, 0.24 s/step" in lines
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (events.Failed(attempt=1, reason="refused"), "failed: refused"),
+        (
+            events.Dead(attempt=1, losses=[events.Loss(attempt=1, worker="w", kind="fatal", reason="rank 1 died")]),
+            "dead after 1 lost attempts, the last one: rank 1 died",
+        ),
+        (events.Dead(attempt=1, losses=[]), "dead"),
+        (events.Retried(), "queued again"),
+    ],
+)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_ends_and_new_beginnings_are_told(screen, event, line, is_terminal):
+    console = Console(file=screen, force_terminal=is_terminal, width=110, color_system=None)
+    assert show([*TOLD[:2], event], console) == event
+    assert line in screen.getvalue()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from jobs.errors import ObjectExists, StoreUnavailable
+from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 from jobs.s3_store import PART_BYTES
 from jobs.store import Store, StoredObject, open_store
 from tests.servers import free_ports
@@ -34,6 +34,18 @@ every_use = pytest.mark.parametrize(
 @pytest.fixture(params=["file_store_url", "s3_store_url"])
 def store(request: pytest.FixtureRequest) -> Store:
     return open_store(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def faulty_store(faulty_s3, s3_store_url) -> Store:
+    """A store whose requests pass the proxy that fails them."""
+    return open_store(s3_store_url)
+
+
+@pytest.fixture
+def true_store(s3_server, s3_store_url) -> Store:
+    """The same past the proxy: what is really there."""
+    return open_store(f"{s3_store_url}?endpoint={s3_server.endpoint}")
 
 
 @pytest.fixture
@@ -348,6 +360,116 @@ open_store({file_store_url!r}).check()
 sys.exit("boto3" in sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_a_put_outlasts_errors_and_broken_connections(faulty_store, true_store, faulty_s3):
+    faulty_s3.answer(500, times=1)
+    faulty_s3.reset(times=1)
+    body = os.urandom(3 * 2**20)
+    stored = faulty_store.put("segment.m4s", body, content_type="video/mp4")
+    assert len(faulty_s3.seen("PUT", "segment.m4s")) == 3
+    assert true_store.stat("segment.m4s") == stored
+    assert true_store.get("segment.m4s") == body
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_errors_that_may_pass_are_told_as_such_once_the_tries_are_used_up(faulty_store, true_store, faulty_s3, status):
+    faulty_s3.answer(status, times=3)
+    with pytest.raises(StoreUnavailable, match=r"SlowDown|InternalError.*try again") as failed:
+        faulty_store.put("segment.m4s", b"x" * 1000, content_type="video/mp4")
+    assert type(failed.value) is StoreUnavailable
+    assert true_store.stat("segment.m4s") is None
+    faulty_store.put("segment.m4s", b"x" * 1000, content_type="video/mp4")
+    assert true_store.get("segment.m4s") == b"x" * 1000
+
+
+def test_a_refusal_is_final_and_asked_for_once(faulty_store, faulty_s3):
+    faulty_s3.answer(403, containing="segment-00005")
+    faulty_store.put("segment-00004.m4s", b"x", content_type="video/mp4")
+    with pytest.raises(StoreRefused, match=r"AccessDenied.*AWS_ACCESS_KEY_ID"):
+        faulty_store.put("segment-00005.m4s", b"x", content_type="video/mp4")
+    assert len(faulty_s3.seen("PUT", "segment-00005")) == 1
+
+
+@pytest.mark.parametrize("before", [None, b"what was there"])
+def test_a_body_cut_off_on_its_way_is_no_object(faulty_store, true_store, faulty_s3, before):
+    if before is not None:
+        true_store.put("video.mp4", before, content_type="video/mp4")
+    faulty_s3.reset()
+    with pytest.raises(StoreUnavailable) as failed:
+        faulty_store.put("video.mp4", os.urandom(3 * 2**20), content_type="video/mp4")
+    assert type(failed.value) is StoreUnavailable
+    if before is None:
+        assert list(true_store.list()) == []
+    else:
+        assert true_store.get("video.mp4") == before
+
+
+def test_a_big_file_whose_parts_are_cut_off_goes_up_whole_or_not_at_all(
+    faulty_store, true_store, faulty_s3, s3_client, s3_server
+):
+    body = os.urandom(2**20) * 66
+    faulty_s3.reset(times=2, containing="partNumber=2")
+    stored = faulty_store.put("big.mp4", body, content_type="video/mp4")
+    assert true_store.stat("big.mp4") == stored
+    true_store.delete("big.mp4")
+    faulty_s3.reset(containing="partNumber=5")
+    with pytest.raises(StoreUnavailable, match=r"UploadPart|Connection"):
+        faulty_store.put("big.mp4", body, content_type="video/mp4")
+    assert true_store.stat("big.mp4") is None
+    assert "Uploads" not in s3_client.list_multipart_uploads(Bucket=s3_server.bucket)
+
+
+def test_a_conditional_put_whose_answer_was_lost_has_won(faulty_store, true_store, faulty_s3):
+    faulty_s3.lose_answer(times=1, containing="result.json")
+    stored = faulty_store.put_once("result.json", b"mine", content_type=TEXT)
+    assert len(faulty_s3.seen("PUT", "result.json")) == 2
+    assert true_store.stat("result.json") == stored
+
+
+@every_use
+def test_a_connection_that_breaks_is_told_as_what_may_pass(use, faulty_store, faulty_s3):
+    faulty_s3.reset(method="")
+    with pytest.raises(StoreUnavailable) as failed:
+        use(faulty_store)
+    assert type(failed.value) is StoreUnavailable
+
+
+def test_a_slow_store_is_waited_for(faulty_store, true_store, faulty_s3):
+    faulty_s3.stall(2.0, times=1)
+    faulty_store.put("segment.m4s", b"late", content_type="video/mp4")
+    assert true_store.get("segment.m4s") == b"late"
+
+
+def test_a_download_cut_off_is_told_and_leaves_no_file(faulty_store, true_store, faulty_s3, tmp_path):
+    true_store.put("checkpoint", os.urandom(3 * 2**20), content_type=TEXT)
+    faulty_s3.reset(method="GET")
+    with pytest.raises(StoreUnavailable):
+        faulty_store.fetch("checkpoint", tmp_path / "fetched")
+    assert list(tmp_path.iterdir()) == []
+    faulty_s3.heal()
+    faulty_store.fetch("checkpoint", tmp_path / "fetched")
+    assert (tmp_path / "fetched").read_bytes() == true_store.get("checkpoint")
+
+
+def test_all_works_over_tls_too(tls_s3_store_url, tls_s3_environment, tmp_path):
+    store = open_store(tls_s3_store_url)
+    assert tls_s3_environment["AWS_ENDPOINT_URL_S3"].startswith("https://")
+    store.check()
+    (tmp_path / "video.mp4").write_bytes(os.urandom(3 * 2**20))
+    stored = store.put("video.mp4", tmp_path / "video.mp4", content_type="video/mp4", cache_control="immutable")
+    store.fetch("video.mp4", tmp_path / "back.mp4")
+    assert store.stat("video.mp4") == stored
+    assert (tmp_path / "back.mp4").read_bytes() == (tmp_path / "video.mp4").read_bytes()
+    store.put_once("result.json", b"{}", content_type="application/json")
+    with pytest.raises(ObjectExists):
+        store.put_once("result.json", b"other", content_type="application/json")
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(tls_s3_store_url, monkeypatch):
+    monkeypatch.delenv("AWS_CA_BUNDLE")
+    with pytest.raises(StoreUnavailable, match=r"certificate.*AWS_ENDPOINT_URL_S3"):
+        open_store(tls_s3_store_url).check()
 
 
 def _place(url: str) -> dict[str, str]:

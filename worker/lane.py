@@ -1,0 +1,170 @@
+"""Work that is done beside, in threads, so that nobody waits for the store or for the queue."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class _Work:
+    do: Callable[[], Any]
+    then: Callable[[Any], object]
+    size_bytes: int
+    drop: Callable[[], None] | None  # for what may be left out
+    is_first: bool
+    answer: Any = None
+    is_begun: bool = False
+    is_done: bool = False
+
+
+class Lane:
+    """Begins what it is given in that order, in so many threads, up to the first failure.
+
+    `on_failure` hears of it, in that thread, and says what `drain` is to raise.
+
+    Holds work of at most `most_bytes`: beyond, the oldest that may be dropped is, the new one if there is no other;
+    what may not be dropped waits in `add`.
+    """
+
+    def __init__(
+        self, name: str, on_failure: Callable[[Exception], Exception], *, threads: int = 1, most_bytes: int = 0
+    ) -> None:
+        self._on_failure, self._most_bytes = on_failure, most_bytes
+        self._work: deque[_Work] = deque()  # until it is over, `then` included
+        self._bytes = 0
+        self._is_closed = self._is_concluding = self._is_failing = False
+        self._failure: Exception | None = None
+        self._changed = threading.Condition()
+        for _ in range(threads):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def add(
+        self,
+        do: Callable[[], Answer],
+        then: Callable[[Answer], object] = lambda _: None,
+        *,
+        size_bytes: int = 0,
+        drop: Callable[[], None] | None = None,
+        first: bool = False,
+    ) -> None:
+        """Do this, unless something before has failed; `then` what needs its answer, in the order of the calls.
+
+        first  nothing that is added later begins until it is done
+        """
+        with self._changed:
+            has_room = self._make_room(size_bytes, may_wait=drop is None)
+            if self._is_over:
+                return
+            if not has_room and drop is not None:
+                drop()
+                return
+            self._work.append(_Work(do, then, size_bytes, drop, first))
+            self._bytes += size_bytes
+            self._changed.notify_all()
+
+    def has_more(self) -> bool:
+        """For a `then`: whether another follows it at once, so that nothing need be hurried."""
+        with self._changed:
+            return len(self._work) > 1 and self._work[1].is_done
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until all is done, or nothing more will be, or it has taken too long."""
+        with self._changed:
+            self._changed.wait_for(self._is_settled, timeout_s)
+
+    def drain(self) -> None:
+        """Wait until all is done. Raises what failed."""
+        with self._changed:
+            self._changed.wait_for(self._is_settled)
+            if self._failure is not None:
+                raise self._failure
+
+    def close(self) -> None:
+        """Do nothing more. What is being done now may go on for a while."""
+        with self._changed:
+            self._is_closed = True
+            self._work.clear()
+            self._changed.notify_all()
+
+    def _is_settled(self) -> bool:
+        return self._is_over or not self._work
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or self._failure is not None
+
+    def _make_room(self, size_bytes: int, *, may_wait: bool) -> bool:
+        while self._bytes and self._bytes + size_bytes > self._most_bytes and not self._is_over:
+            if (oldest := next((w for w in self._work if w.drop is not None and not w.is_begun), None)) is not None:
+                self._work.remove(oldest)
+                self._bytes -= oldest.size_bytes
+                assert oldest.drop is not None
+                oldest.drop()
+            elif may_wait:
+                self._changed.wait()
+            else:
+                return False
+        return True
+
+    def _run(self) -> None:
+        while (work := self._begin()) is not None:
+            try:
+                work.answer = work.do()
+                work.is_done = True
+                while (oldest := self._begin_conclusion()) is not None:
+                    oldest.then(oldest.answer)
+                    self._conclude(oldest)
+            except Exception as exc:  # whoever owns the lane names it
+                self._fail(exc)
+                return
+
+    def _begin(self) -> _Work | None:
+        """The next to do, once there is one; None when nothing more will be done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._next_to_begin())
+            if self._is_over or (work := self._next_to_begin()) is None:
+                return None
+            work.is_begun = True
+            return work
+
+    def _next_to_begin(self) -> _Work | None:
+        for work in self._work:
+            if not work.is_begun:
+                return work
+            if work.is_first and not work.is_done:
+                return None
+        return None
+
+    def _begin_conclusion(self) -> _Work | None:
+        """The oldest work, if only its `then` is left and nobody is at one."""
+        with self._changed:
+            self._changed.notify_all()
+            if self._is_concluding or self._is_over or not (self._work and self._work[0].is_done):
+                return None
+            self._is_concluding = True
+            return self._work[0]
+
+    def _conclude(self, work: _Work) -> None:
+        with self._changed:
+            self._is_concluding = False
+            if not self._is_over:
+                self._work.popleft()
+                self._bytes -= work.size_bytes
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            if self._is_over or self._is_failing:
+                return
+            self._is_failing = True
+        try:
+            judged = self._on_failure(error)
+        except Exception as exc:  # or whoever drains would wait for ever
+            judged = exc
+        with self._changed:
+            self._failure = judged
+            self._changed.notify_all()
