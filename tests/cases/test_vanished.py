@@ -1,0 +1,171 @@
+"""Workers that are gone, or seem to be."""
+
+import signal
+import threading
+import time
+
+import pytest
+from redis import Redis
+from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
+
+from jobs import events
+from jobs.client import Client
+from jobs.store import open_store
+from tests.cases.runners import Script
+from tests.waiting import eventually
+
+
+def test_case_1_a_killed_workers_job_goes_on_elsewhere_from_its_last_segment(farm, watched):
+    for _ in range(2):
+        farm.start_ready()
+    gate = farm.folder / "gate"
+    job = farm.client.submit(Script(segments=8, gate=str(gate), gate_segment=3).request())
+    farm.await_event(job.id, events.SegmentReady, count=3)
+    [started] = farm.events_of(job.id, events.Started)
+    [owner] = [w for w in farm.workers if started.worker in w.log.read_text()]
+    owner.kill_group()
+    killed_at = time.monotonic()
+    gate.touch()
+    farm.await_event(job.id, events.Started, count=2)
+    assert time.monotonic() - killed_at < farm.lease_s + 15
+    job.wait(timeout_s=60)
+
+    assert [line for line in farm.rendered() if "segment" in line] == [f"job segment {i}" for i in range(8)]
+    told = job.news()
+    assert [e.attempt for e in told if isinstance(e, events.Started)] == [1, 2]
+    assert [e.kind for e in told if e.is_last] == ["finished"]
+    [lost] = [e for e in told if isinstance(e, events.AttemptLost)]
+    assert lost.charge == "interrupted"  # it had moved the job forward
+    result = farm.check_result(job.id)
+    attempts = {p.key.rsplit("/")[-1]: p.key.split("/")[2] for p in result.pieces}
+    assert [attempts[f"segment-{i:05d}.m4s"] for i in range(8)] == ["1"] * 3 + ["2"] * 5
+
+
+@pytest.mark.parametrize(("lease_s", "limit_s"), [(5.0, 8.0), pytest.param(60.0, 75.0, marks=pytest.mark.slow)])
+def test_a_killed_workers_job_is_started_elsewhere_in_time(farm, full, lease_s, limit_s):
+    if lease_s > 10 and not full:
+        lease_s, limit_s = 3.0, 6.0  # reduced
+    farm.lease_s = lease_s
+    first = farm.start_ready()
+    gate = farm.folder / "gate"
+    job = farm.client.submit(Script(gate=str(gate), gate_step=2).request())
+    farm.await_event(job.id, events.CheckpointSaved)
+    farm.start_ready()
+    first.kill_group()
+    killed_at = time.monotonic()
+    farm.await_event(job.id, events.Started, count=2, timeout_s=limit_s + 30)
+    assert time.monotonic() - killed_at < limit_s
+    gate.touch()
+    assert job.wait(timeout_s=60).attempt == 2
+
+
+def test_case_3_a_job_of_twenty_leases_runs_once(farm, watched):
+    farm.lease_s = 0.8
+    for _ in range(2):
+        farm.start_ready()
+    job = farm.client.submit(Script(steps=80, step_s=0.2).request())
+    job.wait(timeout_s=90)
+    assert [e.attempt for e in farm.events_of(job.id, events.Started)] == [1]
+    assert farm.rendered().count("job step 80") == 1
+
+
+def test_case_4_a_rank_that_holds_the_gil_for_two_leases_keeps_its_lease(farm, watched):
+    farm.lease_s = 1.0
+    for _ in range(2):
+        farm.start_ready()
+    job = farm.client.submit(Script(hold_gil_s=2.5).request())
+    job.wait(timeout_s=60)
+    assert [e.attempt for e in farm.events_of(job.id, events.Started)] == [1]
+
+
+def test_case_4_a_fleet_that_does_nothing_for_ever_is_killed_and_the_attempt_charged(farm, watched):
+    worker = farm.start_ready(ranks=2, H3_FIRST_STEP_TIMEOUT_S="5", H3_STEP_TIMEOUT_S="2")
+    job = farm.client.submit(Script(hang_until=str(farm.folder / "hung")).request())
+    [step] = farm.await_event(job.id, events.CheckpointSaved)
+    assert step.step == 1
+    stalled_at = time.monotonic()
+    [lost] = farm.await_event(job.id, events.AttemptLost)
+    assert time.monotonic() - stalled_at < 6
+    assert "no step for 2 s" in lost.reason
+    assert lost.charge == "fatal"
+    job.wait(timeout_s=90)  # by the same worker, which has started over
+    assert worker.process.poll() is None
+    assert [line for line in farm.rendered() if "step" in line] == ["job step 1", "job step 2"]  # resumed
+
+
+def test_case_7_a_job_that_kills_its_workers_is_put_away_and_the_others_are_rendered(farm, watched, full):
+    number = 4 if full else 2
+    farm.start_supervised(number)
+    bad = farm.client.submit(Script(name="bad", kill_worker=True).request())
+    good = [farm.client.submit(Script(name=f"good {i}").request()) for i in range(20)]
+    for job in good:
+        job.wait(timeout_s=240)
+        farm.check_result(job.id)
+    [dead] = farm.await_event(bad.id, events.Dead, timeout_s=240)
+    assert [loss.attempt for loss in dead.losses] == [1, 2, 3]
+    assert all("lease ran out" in loss.reason for loss in dead.losses)
+    assert bad.status() == "dead"
+    assert farm.restarts <= 3
+    assert [e.attempt for e in farm.events_of(bad.id, events.Started)] == [1, 2, 3]
+
+
+def test_case_8_stale_records_of_a_finished_job_change_nothing(farm, watched):
+    farm.start_ready()
+    job = farm.client.submit(Script().request())
+    job.wait(timeout_s=60)
+    before = farm.rendered()
+    last = len(job.news())
+    farm.redis.zadd("rq:wip:default", {f"{job.id}:stale": 1})
+    farm.redis.rpush("rq:queue:default:intermediate", job.id, job.id)
+
+    seen = set()
+
+    def read():
+        with Redis.from_url(farm.redis_url) as redis:
+            registry = StartedJobRegistry("default", connection=redis, serializer=JSONSerializer)
+            for _ in range(50):
+                registry.get_job_ids()
+                seen.add(Client(redis).job(job.id).status())
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    farm.start_ready()  # another one that cleans
+    for reader in readers:
+        reader.join()
+    eventually(lambda: not farm.redis.exists("rq:queue:default:intermediate", "rq:wip:default"))
+    eventually(lambda: farm.redis.hget(f"rq:job:{job.id}", "status") == b"finished")
+    assert seen == {"finished"}
+    assert farm.redis.zscore("rq:failed:default", job.id) is None
+    assert farm.rendered() == before
+    assert len(job.news()) == last
+
+
+def test_case_9_a_worker_that_slept_past_its_lease_discards_its_work_and_lives(farm):
+    farm.lease_s = 1.0
+    sleeper = farm.start_ready()
+    gate = farm.folder / "gate"
+    job = farm.client.submit(Script(segments=3, gate=str(gate), gate_segment=2).request())
+    farm.await_event(job.id, events.SegmentReady, count=2)
+    sleeper.send(signal.SIGSTOP)
+    farm.start_ready()
+    farm.await_event(job.id, events.Started, count=2)
+    gate.touch()
+    finished = job.wait(timeout_s=60)
+    assert finished.attempt == 2
+    told = job.news()
+
+    sleeper.send(signal.SIGCONT)
+    eventually(lambda: "attempt discarded" in sleeper.log.read_text(), timeout_s=30)
+    assert job.news() == told
+    result = farm.check_result(job.id)
+    assert result.attempt == 2
+    store = open_store(farm.store_url)
+    named = {piece.key for piece in result.pieces}
+    written = {*store.list(f"{job.id}/")} - {f"{job.id}/result.json"}
+    assert {key.split("/")[2] for key in written - named if key.endswith(".m4s")} <= {"1"}
+    farm.workers[1].send(signal.SIGTERM)
+    farm.workers[1].process.wait(30)
+    assert farm.client.submit(Script(name="next").request()).wait(timeout_s=60).attempt == 1
+    assert sleeper.process.poll() is None
