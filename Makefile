@@ -9,7 +9,7 @@ export PROMPT ?=
 TESTS ?=
 REPORT ?=
 
-.PHONY: demo test check format bench bench-controller clean install
+.PHONY: demo test check format bench bench-controller bench-queue clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -35,6 +35,10 @@ bench: $(INSTALLED)
 # The controller's overhead and failure latencies on this machine, against their goals. REPORT=FILE.json keeps them.
 bench-controller: $(INSTALLED)
 	@$(BIN)/python tools/bench_controller $(REPORT)
+
+# What queue, lease, events and uploads add to a render on this machine, against its goals. REPORT=FILE.json keeps it.
+bench-queue: $(INSTALLED)
+	@$(BIN)/python tools/bench_queue $(REPORT)
 
 install: $(INSTALLED)
 

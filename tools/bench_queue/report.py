@@ -1,0 +1,80 @@
+"""Verdicts as a table for people, and as JSON to keep."""
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tools.bench_queue.farm import RANKS
+from tools.bench_queue.measured import Measured
+from tools.bench_queue.rows import Row, Verdict
+from tools.machine import describe_machine
+
+PLAIN_WIDTH = 160  # where there is no terminal to ask
+
+
+def print_table(verdicts: Sequence[Verdict]) -> None:
+    table = Table("row", "store", "goal", "measured", "met", show_lines=True)
+    for verdict in verdicts:
+        row = verdict.row
+        table.add_row(
+            row.title, verdict.store, row.show_goal(), show_measured(row, verdict.measured), show_met(verdict)
+        )
+    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH).print(table)
+
+
+def show_met(verdict: Verdict) -> str:
+    if not verdict.met:
+        return "[bold red]NO[/]"
+    return "yes" if verdict.row.goal else ""
+
+
+def show_measured(row: Row, measured: Measured) -> str:
+    broken = [f"NOT: {claim}" for claim, holds in measured.claims.items() if not holds]
+    figures = [show_figures(row, measured.figures)] if measured.figures else []
+    return "\n".join([*figures, *broken, *([measured.error] if measured.error else [])])
+
+
+def show_figures(row: Row, figures: Sequence[float]) -> str:
+    if len(figures) == 1:
+        return row.show(figures[0])
+    return f"p50 {row.show(statistics.median(figures))}, p95 {row.show(percentile_95(figures))}, n {len(figures)}"
+
+
+def percentile_95(figures: Sequence[float]) -> float:
+    return statistics.quantiles(figures, n=20)[-1]
+
+
+def write_report(path: Path, verdicts: Sequence[Verdict], server: str) -> None:
+    report = {
+        **describe_machine(on_gpus=False),
+        "redis": server,
+        "ranks": RANKS,
+        "rows": {verdict.name: row_report(verdict) for verdict in verdicts},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def row_report(verdict: Verdict) -> dict[str, object]:
+    row, measured = verdict.row, verdict.measured
+    return {
+        "row": row.title,
+        "goal": row.show_goal(),
+        "met": verdict.met,
+        "measured": summarize(measured.figures, row.unit),
+        "claims": dict(measured.claims),
+        **({"details": dict(measured.details)} if measured.details else {}),
+        **({"error": measured.error} if measured.error else {}),
+    }
+
+
+def summarize(figures: Sequence[float], unit: str) -> dict[str, object]:
+    if len(figures) < 2:
+        return {"value": figures[0], "unit": unit} if figures else {}
+    p50, p95 = statistics.median(figures), percentile_95(figures)
+    return {"p50": p50, "p95": p95, "n": len(figures), "unit": unit}
