@@ -14,8 +14,14 @@ REPORT ?=
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
 
+# Three at a time, for most tests wait for something; the controller's promise milliseconds, and have the machine alone.
 test: $(INSTALLED)
+ifeq ($(strip $(TESTS)),)
+	@$(BIN)/pytest --numprocesses 3 --dist loadfile --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
+	@$(BIN)/pytest tests/worker/mgpu tests/tools/test_bench_controller.py
+else
 	@$(BIN)/pytest $(TESTS)
+endif
 
 check: $(INSTALLED)
 	@$(BIN)/ruff format --check

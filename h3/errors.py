@@ -11,6 +11,10 @@ class H3Error(Exception):
     """Base of all errors that `h3` raises."""
 
 
+class ResumeRefused(H3Error):
+    """What an earlier attempt has left does not belong to this render, or cannot be read."""
+
+
 class CheckpointError(H3Error):
     """A checkpoint is incomplete or wrong; the text names the file and, where there is one, the tensor."""
 

@@ -4,25 +4,25 @@ Every rank encodes the text and denoises in lockstep; rank 0 alone decodes, writ
 """
 
 import json
+import logging
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from h3.checkpoint import ModelFolder
 from h3.config import DenoiserConfig
 from h3.denoise import Denoising
-from h3.errors import H3Error
+from h3.errors import H3Error, ResumeRefused
 from h3.memory import find_gpu_bytes, predict_most_pixels
 from h3.mp4 import SegmentWriter, remux
 from h3.partition import split_evenly
 from h3.provenance import Provenance, describe_device, sha256
-from h3.resume import save_progress
+from h3.resume import load_progress, save_progress
 from h3.sampler import Latents, initial_noise, make_schedule
 from h3.sequence import AUDIO_RATE_HZ, FPS, Geometry, Layout, unpatchify
 from jobs.request import ResolvedRequest
@@ -48,6 +48,8 @@ PRECISION = "bf16"
 ATTENTION_BACKEND = "sdpa"
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
+
+log = logging.getLogger(__name__)
 
 
 class H3Runner(MGPURunner):
@@ -93,32 +95,46 @@ class H3Runner(MGPURunner):
     def __call__(self, *, request: ResolvedRequest, work_dir: str, resume: Resume | None = None) -> Iterator[Item]:
         """Render one request; files go to `work_dir`. Ends early, without Finished, when asked to stop.
 
-        Begins anew whatever `resume` offers.
+        Goes on from `resume` if that is of this request, model and precision; else begins anew.
         """
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)
+        taken = self._take_up(request, resume)
 
+        latents = taken.latents
+        if latents is None or taken.step < request.steps:
+            latents = yield from self._denoise(request, geometry, taken, folder, timings)
+        if latents is not None and self.rank == 0:
+            yield from self._decode(request, latents, geometry, taken, folder, timings)
+
+    def _take_up(self, request: ResolvedRequest, resume: Resume | None) -> "TakenUp":
+        """What can be used of what earlier attempts have done. Every rank reads the same file, so all decide alike."""
+        if resume is None or resume.checkpoint is None:
+            return TakenUp()
+        try:
+            progress = load_progress(resume.checkpoint)
+            across = progress.crossed(request.model_dump(mode="json"), self._provenance())
+        except ResumeRefused as exc:
+            log.warning("beginning anew: %s", exc)
+            return TakenUp()
+        stream = resume.stream if progress.step == request.steps else ()
+        return TakenUp(progress.step, progress.latents.to(self.device), across, stream)
+
+    def _denoise(
+        self, request: ResolvedRequest, geometry: Geometry, taken: "TakenUp", folder: Path, timings: "Timings"
+    ) -> Generator[Item, None, Latents | None]:
+        """All steps that are left, on every rank. Returns the final latents, or None when asked to stop."""
         ids = self._model.text.tokenize(request.prompt)
         states = self._model.text.encode(ids)
         timings.text_s = self._lap(timings)
         if self.rank == 0:
             yield TextEncoded(tokens=len(ids), seconds=timings.text_s)
 
-        latents = yield from self._denoise(request, states, Layout(geometry, len(ids)), folder, timings)
-        if latents is not None and self.rank == 0:
-            yield from self._decode(request, latents, geometry, folder, timings)
-
-    def _denoise(
-        self, request: ResolvedRequest, states: Tensor, layout: Layout, folder: Path, timings: "Timings"
-    ) -> Generator[Item, None, Latents | None]:
-        """All steps, on every rank. Returns the final latents, or None when asked to stop."""
-        config = self._model.denoiser.config
         schedule = make_schedule(request.steps)
-        denoising = Denoising.begin(self._model.denoiser, states, layout, schedule)
-        noise = initial_noise(layout.geometry, config.in_channels, config.audio_in_channels, request.seed)
-        latents = noise.to(self.device)
-        for step in range(1, schedule.steps + 1):
+        denoising = Denoising.begin(self._model.denoiser, states, Layout(geometry, len(ids)), schedule)
+        latents = self._draw_noise(request, geometry) if taken.latents is None else taken.latents
+        for step in range(taken.step + 1, schedule.steps + 1):
             if self.stop_requested():
                 return None
             clean, latents = denoising.step(step - 1, latents)
@@ -126,9 +142,14 @@ class H3Runner(MGPURunner):
             if self.rank == 0:
                 sigma = schedule.video[step - 1].item()
                 yield StepDone(step, schedule.steps, sigma, timings.step_s[-1])
-                yield from self._keep(request, step, clean, latents, layout.geometry, folder)
+                yield from self._keep(request, step, clean, latents, geometry, folder)
                 self._lap(timings)  # previews and checkpoints are no part of a step
         return latents
+
+    def _draw_noise(self, request: ResolvedRequest, geometry: Geometry) -> Latents:
+        config = self._model.denoiser.config
+        noise = initial_noise(geometry, config.in_channels, config.audio_in_channels, request.seed)
+        return noise.to(self.device)
 
     def _keep(
         self, request: ResolvedRequest, step: int, clean: Latents, latents: Latents, geometry: Geometry, folder: Path
@@ -145,7 +166,13 @@ class H3Runner(MGPURunner):
             yield Checkpoint(step, path)
 
     def _decode(
-        self, request: ResolvedRequest, latents: Latents, geometry: Geometry, folder: Path, timings: "Timings"
+        self,
+        request: ResolvedRequest,
+        latents: Latents,
+        geometry: Geometry,
+        taken: "TakenUp",
+        folder: Path,
+        timings: "Timings",
     ) -> Iterator[Item]:
         """Sound at once, pictures clip by clip, each clip handed out before the next is decoded."""
         pieces = folder / "pieces"
@@ -157,22 +184,29 @@ class H3Runner(MGPURunner):
             clip_lengths=geometry.clip_frames,
             audio=self._model.audio.decode(latents.audio).numpy(),
         )
-        yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
-        for clip in self._model.video.clips(unpatchify(latents.video, geometry)):
+        taken = taken.continued_by(writer)
+        stream = list(taken.stream) or [writer.header]
+        if not taken.stream:
+            yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
+        for clip in self._model.video.clips(unpatchify(latents.video, geometry), taken.segments):
             segment = writer.write(clip.numpy())
+            stream.append(segment.path)
             yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
         video = folder / "video.mp4"
-        remux(writer.header, sorted(pieces.glob("*.m4s")), video)
+        remux(stream[0], stream[1:], video)
         timings.decode_s = self._lap(timings)
         report = folder / "report.json"
-        report.write_text(json.dumps(self._report(request, latents, timings), indent=2))
+        report.write_text(json.dumps(self._report(request, latents, taken, timings), indent=2))
         yield Finished(video, report)
 
-    def _report(self, request: ResolvedRequest, latents: Latents, timings: "Timings") -> dict[str, object]:
+    def _report(
+        self, request: ResolvedRequest, latents: Latents, taken: "TakenUp", timings: "Timings"
+    ) -> dict[str, object]:
         return {
             "version": REPORT_VERSION,
             "request": request.model_dump(),
             "provenance": asdict(self._provenance()),
+            "resumed": taken.report(),
             "timings": timings.report(),
             "fps": FPS,
             "audio_rate_hz": AUDIO_RATE_HZ,
@@ -195,6 +229,33 @@ class H3Runner(MGPURunner):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return timings.lap()
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """What a render goes on from."""
+
+    step: int = 0  # the last one that is done
+    latents: Latents | None = None  # after it
+    across: tuple[str, ...] = ()  # what was different there
+    stream: tuple[Path, ...] = ()  # header and segments that are published
+
+    def continued_by(self, writer: SegmentWriter) -> "TakenUp":
+        """With the stream only if this writer can go on with it: another encoder version has another header."""
+        if not self.stream or self.stream[0].read_bytes() != writer.header.read_bytes():
+            return replace(self, stream=())
+        writer.skip(self.segments)
+        return self
+
+    @property
+    def segments(self) -> int:
+        return max(0, len(self.stream) - 1)
+
+    def report(self) -> dict[str, object] | None:
+        """As the render's report has it; None for one that began at its beginning."""
+        if self.latents is None:
+            return None
+        return {"step": self.step, "segments": self.segments, "across": list(self.across)}
 
 
 @dataclass(slots=True)

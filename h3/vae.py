@@ -29,11 +29,12 @@ class VideoDecoder:
         self._mean = torch.tensor(vae.config.latents_mean, device=vae.device)[:, None, None, None]
         self._std = torch.tensor(vae.config.latents_std, device=vae.device)[:, None, None, None]
 
-    def clips(self, latents: Tensor) -> Iterator[Tensor]:
-        """The video in order, as uint8 clips [F, H, W, 3] on the CPU: 17 frames each, 22 in the last."""
+    def clips(self, latents: Tensor, first: int = 0) -> Iterator[Tensor]:
+        """The video in order from clip `first`, as uint8 [F, H, W, 3] on the CPU: 17 frames each, 22 in the last."""
         count = latents.shape[1] // CLIP_LATENTS
-        tail: Tensor | None = None
-        for index in range(count):
+        # The one before is decoded too, for the frames that the first is cross-faded with.
+        tail = self._decode(latents, first - 1)[CLIP_FRAMES:] if 0 < first < count else None
+        for index in range(first, count):
             window = self._decode(latents, index)
             clip, next_tail = window[:CLIP_FRAMES], window[CLIP_FRAMES:]
             if tail is not None:

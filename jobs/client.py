@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 from uuid import uuid4
 
 from pydantic import SecretStr
@@ -101,7 +101,8 @@ class JobHandle:
             outcome, status = self._redis.hmget(f"rq:job:{self.id}", "h3_outcome", "status")
         if status is None:
             raise JobNotFound(f"no job {self.id}: ids are printed by `h3render submit`; records stay 30 days")
-        return str(outcome or status, "utf-8")  # type: ignore[arg-type]  # bytes; RQ's readers may take a finished job for an abandoned one
+        # First ours: RQ's readers may take a finished job for an abandoned one.
+        return cast(bytes, outcome or status).decode("utf-8", "replace")
 
     def waiting_for(self) -> str:
         """Why no worker that is alive will take the queued job; empty if one will."""

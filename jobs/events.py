@@ -87,6 +87,7 @@ class SegmentReady(_Event):
     index: int  # 0-based
     key: str
     duration_s: float
+    playlist_key: str  # of this attempt: one that goes on with an earlier one's stream has a playlist of its own
 
 
 class Finished(_Event):

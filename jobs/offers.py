@@ -1,6 +1,6 @@
 """What workers can serve, and what a request needs: matched before a job is taken."""
 
-from typing import Self
+from typing import Self, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis import Redis
@@ -48,7 +48,7 @@ def read_offers(redis: Redis) -> list[Offer]:
     """Of every worker that is alive."""
     with redis.pipeline(transaction=False) as pipeline:
         for worker in redis.smembers("rq:workers"):
-            pipeline.hget(str(worker, "utf-8"), OFFER_FIELD)  # type: ignore[arg-type]  # bytes, as we connect
+            pipeline.hget(cast(bytes, worker).decode("utf-8", "surrogateescape"), OFFER_FIELD)
         told = pipeline.execute(raise_on_error=False)
     return [offer for text in told if isinstance(text, bytes) and (offer := Offer.parse(text))]
 

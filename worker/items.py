@@ -33,7 +33,12 @@ class Resume:
 
     step: int  # 1-based, the last one that is done; 0: none
     checkpoint: Path | None  # safetensors, of that step
-    segments: int  # published
+    stream: tuple[Path, ...] = ()  # copies of what is published: the header, and the segments in playing order
+
+    @property
+    def segments(self) -> int:
+        """How many are published."""
+        return max(0, len(self.stream) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Nothing here makes a step wait: files go up in some threads, news are told in an
 last, once, and names the objects that make up the result; earlier attempts may have written some of them.
 """
 
+import posixpath
 import shutil
 import time
 from collections.abc import Callable
@@ -101,11 +102,14 @@ class Outputs:
         if strange := [piece.key for piece in pieces if not self._store.owns(piece)]:
             raise StoreUnavailable(f"the queue names {strange[0]!a}, which is no piece of this job")
         self._store.confirm(pieces)
+        kept_folder = folder / "kept"
+        kept_folder.mkdir()
+        for piece in pieces:
+            self._store.fetch(piece, kept_folder / name_of(piece))
+        stream = tuple(kept_folder / name_of(piece) for piece in self._kept.stream())
         if (checkpoint := self._kept.checkpoint) is None:
-            return items.Resume(0, None, len(self._kept.segments))
-        path = folder / "resume.safetensors"
-        self._store.fetch(checkpoint.piece, path)
-        return items.Resume(checkpoint.step, path, len(self._kept.segments))
+            return items.Resume(0, None, stream)
+        return items.Resume(checkpoint.step, kept_folder / name_of(checkpoint.piece), stream)
 
     def begin(self) -> None:
         """Take the attempt's place in the store before anything is written there."""
@@ -169,7 +173,9 @@ class Outputs:
     def _append(self, key: str, index: int, duration_s: float) -> None:
         added = KeptSegment(piece=self._pieces[key], duration_s=duration_s)
         self._kept = self._kept.model_copy(update={"segments": (*self._kept.segments[:index], added)})
-        self._unlisted.append((self._kept, events.SegmentReady(index=index, key=key, duration_s=duration_s)))
+        playlist_key = self._store.key(PLAYLIST_NAME)
+        event = events.SegmentReady(index=index, key=key, duration_s=duration_s, playlist_key=playlist_key)
+        self._unlisted.append((self._kept, event))
 
     def _list_new_segments(self) -> None:
         """Unless more follows, which then lists all at once."""
@@ -265,6 +271,11 @@ class Outputs:
             report_key=result.report_key,
             playlist_key=result.playlist_key,
         )
+
+
+def name_of(piece: StoredPiece) -> str:
+    """Its last part: of the pieces that one attempt is offered no two have the same."""
+    return posixpath.basename(piece.key)
 
 
 def _judge(error: Exception) -> WorkerError:

@@ -54,7 +54,7 @@ class Scripted(MGPURunner):
 
     def __call__(self, *, request: ResolvedRequest, work_dir: str, resume: Resume | None) -> Iterator[Item]:
         script, folder = Script(**json.loads(request.prompt)), Path(work_dir)
-        resume = resume or Resume(0, None, 0)
+        resume = resume or Resume(0, None)
         for step in range(resume.step + 1, script.steps + 1):
             self._misbehave(script, step)
             dist.all_reduce(torch.ones(1), group=self.groups.transformer_group)

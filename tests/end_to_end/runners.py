@@ -19,9 +19,9 @@ class LastClipWaitsForFirstSegment(H3Runner):
         super().setup(**setup)
         clips = self._model.video.clips
 
-        def watched(latents):
+        def watched(latents, first=0):
             store = Path(os.environ[WATCHED_STORE])
-            for index, clip in enumerate(clips(latents)):
+            for index, clip in enumerate(clips(latents, first)):
                 yield clip
                 if index == 0:
                     eventually(lambda: list(store.rglob("segment-00000.m4s")), timeout_s=30)

@@ -15,8 +15,8 @@ ATTEMPT = [
 ]
 DECODE = [
     events.StreamOpened(segments=2, playlist_key="p"),
-    events.SegmentReady(index=0, key="k", duration_s=0.7),
-    events.SegmentReady(index=1, key="k", duration_s=0.9),
+    events.SegmentReady(index=0, key="k", duration_s=0.7, playlist_key="p"),
+    events.SegmentReady(index=1, key="k", duration_s=0.9, playlist_key="p"),
 ]
 FINISHED = events.Finished(
     attempt=2, store_url="file:///s", result_key="r", video_key="v", report_key="p", playlist_key="l"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from worker.mgpu.state import State
 if TYPE_CHECKING:
     from worker.mgpu.controller import MGPUController
     from worker.mgpu.supervisor import Supervisor
+
+SIGNAL_DELAY_S = 0.5  # at most, of a signal handler of the thread that reads
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +102,7 @@ class Stream(Iterator[object]):
         self._require_owner()
         self._supervisor.note_read(self._job)
         while not self._has_ended:
-            said = self._job.arrivals.get()
+            said = self._await_arrival()
             if not isinstance(said, Said):
                 self._fatal_error = said
                 self._end()
@@ -109,6 +112,12 @@ class Stream(Iterator[object]):
                 return said
             self._note_end(said)
         return None
+
+    def _await_arrival(self) -> Said | BaseException:
+        # In turns: a signal that comes just before a wait without a limit is handled only when that wait is over.
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._job.arrivals.get(timeout=SIGNAL_DELAY_S)
 
     def _release(self, said: Said) -> None:
         """Unread. CUDA memory is the rank's until somebody has opened it; everything else is simply dropped."""
