@@ -74,12 +74,11 @@ class H3Runner(MGPURunner):
         """What can be rendered with this checkpoint on this machine."""
         folder = ModelFolder.below(Path(checkpoint))
         config = DenoiserConfig.from_file(folder.transformer / "config.json")
-        gpu_bytes = find_gpu_bytes()
         return Abilities(
             model_digest=folder.digest(),
             modes=(MODE,),
             precisions=(PRECISION,),
-            most_pixels=gpu_bytes and predict_most_pixels(config, folder.size_bytes(), gpu_bytes, world_size),
+            most_pixels=predict_most_pixels(config, folder.size_bytes(), find_gpu_bytes(), world_size),
         )
 
     @torch.inference_mode()

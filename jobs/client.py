@@ -106,8 +106,11 @@ class JobHandle:
 
     def waiting_for(self) -> str:
         """Why no worker that is alive will take the queued job; empty if one will."""
+        first = self.news()[:1]
         with redis_errors():
-            return explain_waiting(self.request(), read_offers(self._redis)) if self.status() == "queued" else ""
+            if self.status() != "queued" or not first or not isinstance(first[0], Queued):
+                return ""
+            return explain_waiting(first[0].request, read_offers(self._redis))
 
     def events(
         self, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None

@@ -177,8 +177,11 @@ function commands.peek(first, most, most_bytes, ...)
   for i, queue in ipairs({...}) do
     found[i] = {}
     for j, id in ipairs(redis.call('LRANGE', queue_list(queue), first, first + most - 1)) do
-      if #id > 200 then
-        found[i][j] = {id, 'the id has ' .. #id .. ' bytes', '', 0}
+      if #id > 200 then -- put away here: nobody is to read all of it
+        local shown = string.sub(id, 1, 200)
+        redis.call('LREM', queue_key(queue), 0, id)
+        note('HSET', QUARANTINE, shown, 'the id has ' .. #id .. ' bytes')
+        found[i][j] = {shown, 'the id has ' .. #id .. ' bytes', '', 0}
       elseif not is_hash(job_key(id)) then
         found[i][j] = {id, 'the job has no record', '', 0}
       elseif redis.call('HSTRLEN', job_key(id), 'data') > tonumber(most_bytes) then

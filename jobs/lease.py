@@ -101,7 +101,7 @@ class Lease:
 
     def hand_back(self, charge: Charge, reason: str) -> Place:
         """Put the job back at the head of its queue, or away if it has used up its attempts."""
-        place = self._decode(self._call("hand_back", charge, reason[:MOST_REASON_LETTERS]))
+        place = self._decode(self._call("hand_back", charge, printable(reason)[:MOST_REASON_LETTERS]))
         self._require(place != "lost")
         return Place(place)
 
@@ -112,7 +112,7 @@ class Lease:
 
     def fail(self, event: Event, text: str) -> None:
         """The job cannot be done, by anybody."""
-        record = rq_record(self.job_id, RQResult.Type.FAILED, self.worker, exc_string=text)
+        record = rq_record(self.job_id, RQResult.Type.FAILED, self.worker, exc_string=printable(text))
         self._conclude("failed", "failed", "failed", event, record)
 
     def _conclude(self, outcome: str, status: str, registry: str, event: Event, record: Sequence[str]) -> None:
@@ -150,9 +150,12 @@ class Leases:
             for queue, entries in zip(queues, found, strict=True)
         ]
 
-    def claim(self, waiting: Waiting, worker: str) -> Lease | None:
-        """Take a job and count the attempt; None if somebody else was first, or it is over."""
-        nonce = uuid4().hex  # of this call, which the library may send twice
+    def claim(self, waiting: Waiting, worker: str, nonce: str | None = None) -> Lease | None:
+        """Take a job and count the attempt; None if somebody else was first, or it is over.
+
+        nonce  of this try: a call whose answer was lost may be repeated with it, and is given what the first one took
+        """
+        nonce = nonce or uuid4().hex
         outcome, *claimed = self._script.call(
             "claim", waiting.queue, _raw(waiting.job_id), worker, nonce, _ms(self._lease_s)
         )
@@ -208,6 +211,11 @@ def rq_record(job_id: str, kind: RQResult.Type, worker: str, **content: Any) -> 
     """RQ's record of a job's end, as fields and values of its stream."""
     record = RQResult(job_id, kind, None, worker_name=worker, serializer=JSONSerializer, **content)  # type: ignore[arg-type]  # no connection is needed
     return [str(part) for pair in record.serialize().items() for part in pair]
+
+
+def printable(text: str) -> str:
+    """With half characters, which a file name or JSON may hold and nothing can write, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _ms(seconds: float) -> int:

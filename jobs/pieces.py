@@ -28,7 +28,7 @@ class KeptSegment(_Record):
 
 
 class KeptPieces(_Record):
-    """Pieces never change once they are written; an attempt that begins anew begins an empty list."""
+    """Pieces never change once they are written. All are of one render, which later attempts go on with."""
 
     checkpoint: KeptCheckpoint | None = None
     header: StoredPiece | None = None  # of the segments
@@ -42,6 +42,12 @@ class KeptPieces(_Record):
         except ValidationError:
             return cls()
 
+    def with_checkpoint(self, checkpoint: KeptCheckpoint) -> Self:
+        """With the next one; if it is no later one, its attempt has begun anew, and the rest is of another render."""
+        if self.checkpoint is not None and checkpoint.step <= self.checkpoint.step:
+            return type(self)(checkpoint=checkpoint)
+        return self.model_copy(update={"checkpoint": checkpoint})
+
     def stream(self) -> list[StoredPiece]:
         """What a player needs, in its order."""
         return [] if self.header is None else [self.header, *(segment.piece for segment in self.segments)]
@@ -52,5 +58,5 @@ class KeptPieces(_Record):
 
     @property
     def mark(self) -> int:
-        """Grows with what need not be done again."""
+        """Grows with what need not be done again, as long as no attempt begins anew."""
         return (self.checkpoint.step if self.checkpoint else 0) + len(self.segments)

@@ -34,6 +34,7 @@ class Attempt:
         self._controller, self._request, self._watch, self._spool = controller, request, watch, spool
         self._stream: Stream | None = None
         self._verdict: WorkerError | None = None  # of another thread
+        self._is_over = False
         self._lock = threading.Lock()
 
     def run(self, outputs: Outputs) -> Finished:
@@ -45,8 +46,7 @@ class Attempt:
             with tempfile.TemporaryDirectory(prefix="h3render-", dir=self._spool, ignore_cleanup_errors=True) as folder:
                 return self._run_in(Path(folder), outputs)
         finally:
-            self._watch.pause()
-            outputs.close()
+            self._end(outputs)
 
     def _run_in(self, folder: Path, outputs: Outputs) -> Finished:
         try:
@@ -55,10 +55,20 @@ class Attempt:
             if exc.job_may_retry:  # whatever has been done need not be done again
                 outputs.settle(SETTLE_S)
             raise
+        finally:
+            self._end(outputs)  # before the folder goes: an upload that misses its file is no failure of the fleet
+
+    def _end(self, outputs: Outputs) -> None:
+        with self._lock:
+            self._is_over = True
+        self._watch.pause()
+        outputs.close()
 
     def abort(self, verdict: WorkerError) -> None:
         """End it from another thread: between two steps, or at once if the fleet is not healthy."""
         with self._lock:
+            if self._is_over or (self._verdict is not None and not self._verdict.fleet_is_healthy):
+                return  # the fleet is the next attempt's by now, or is being ended already
             if self._verdict is None or not verdict.fleet_is_healthy:
                 self._verdict = verdict
             stream = self._stream
@@ -116,6 +126,7 @@ class Attempt:
             stream.request_stop(type(exc).__name__)
             raise
         finally:
+            self._watch.expect(time.monotonic())  # a fleet that does not stop stalls, too
             stream.drain()
             self._watch.pause()
         return finished

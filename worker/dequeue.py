@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from uuid import uuid4
 
 import structlog
 
@@ -11,6 +12,7 @@ from jobs.lease import Lease, Leases, Waiting
 from jobs.offers import Offer
 from jobs.request import ResolvedRequest
 from worker.errors import RequestRefused
+from worker.outage import insist
 from worker.payload import read_waiting
 
 WINDOW = 64  # jobs of a queue that are looked at in one go
@@ -54,13 +56,17 @@ class Dequeue:
                 request = self._read(waiting)
                 if request is not None and self._offer.missing(request):
                     continue
-                if request is not None and (lease := self._leases.claim(waiting, self._worker)) is not None:
+                if request is not None and (lease := self._claim(waiting)) is not None:
                     return Taken(lease, request)
                 have_moved = True  # put away, or somebody was first: what was behind it has come forward
             if len(late) < WINDOW:
                 return None
             if not have_moved:
                 first += WINDOW
+
+    def _claim(self, waiting: Waiting) -> Lease | None:
+        nonce = uuid4().hex  # one for all tries: the answer to the first may have been lost
+        return insist(lambda: self._leases.claim(waiting, self._worker, nonce))
 
     def _read(self, waiting: Waiting) -> ResolvedRequest | None:
         try:

@@ -6,7 +6,7 @@ WorkerError
 │   └── Stalled          the fleet is silent for too long
 ├── Interrupted      this worker was told to stop                 -> back to the head of its queue, uncharged
 ├── NumberUsed       an attempt of this number has written before -> back to the head of its queue, uncharged
-├── SpoolFull        no room for outputs on this machine          -> back to the head of its queue, uncharged
+├── SpoolFull        no room for outputs on this machine          -> back to the head of its queue, as interrupted
 ├── Superseded       the lease ran out, another has the job       -> nothing: all of ours is discarded, fleet stays
 ├── UploadFailed     the store keeps refusing                     -> job fails, its pieces are kept, fleet stays
 ├── StartRefused     this machine cannot serve jobs as configured -> the command ends before it takes one
@@ -15,12 +15,14 @@ WorkerError
 
 from typing import Literal
 
+from jobs.lease import Charge
+
 
 class WorkerError(Exception):
     """Base of all errors that `worker` raises."""
 
     job_may_retry = False
-    attempt_is_charged = True
+    charge = Charge.FATAL  # of the attempt, if the job may be tried again
     fleet_is_healthy = True
     cause: Literal["request", "store"] = "request"  # of a job that fails by it
 
@@ -47,7 +49,7 @@ class Interrupted(WorkerError):
     """The fleet was shut down under the job because this worker was told to stop."""
 
     job_may_retry = True
-    attempt_is_charged = False
+    charge = Charge.DRAINED
     fleet_is_healthy = False
 
 
@@ -55,14 +57,14 @@ class NumberUsed(WorkerError):
     """The queue has forgotten its last second, in which an attempt of this number began."""
 
     job_may_retry = True
-    attempt_is_charged = False
+    charge = Charge.DRAINED
 
 
 class SpoolFull(WorkerError):
     """The disk where outputs wait for their upload is full."""
 
     job_may_retry = True
-    attempt_is_charged = False
+    charge = Charge.INTERRUPTED  # else it might be begun here for ever
 
 
 class Superseded(WorkerError):

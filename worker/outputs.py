@@ -25,7 +25,7 @@ from worker import items
 from worker.attempt_store import JSON, AttemptStore
 from worker.errors import AttemptLost, NumberUsed, SpoolFull, Superseded, UploadFailed, WorkerError
 from worker.lane import Lane
-from worker.outage import insist
+from worker.outage import insist, is_outage
 from worker.playlist import PlaylistSegment, render_playlist
 
 MP4, PNG = "video/mp4", "image/png"
@@ -64,7 +64,7 @@ class Outputs:
         self._store_url, self._lease, self._request, self._limits = store_url, lease, request, limits
         self._kept = lease.kept
         self._pieces: dict[str, StoredPiece] = {}  # of this attempt, by key; what the result will name
-        self._unlisted: list[tuple[KeptPieces, events.SegmentReady]] = []  # not in the playlist yet
+        self._unlisted: list[events.SegmentReady] = []  # not in the playlist yet
 
         def fail(error: Exception) -> WorkerError:
             judged = _judge(error)
@@ -92,7 +92,7 @@ class Outputs:
             return None
         try:
             return self._fetch_resume(folder)
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, ValueError) as exc:  # of a key that the store cannot have
             log.warning("cannot go on from what is kept, beginning anew", reason=str(exc))
             self._kept = KeptPieces()
             return None
@@ -160,9 +160,10 @@ class Outputs:
             return self._put_file(checkpoint.path, SAFETENSORS)
 
         def keep(piece: StoredPiece) -> None:
-            kept = self._kept.model_copy(update={"checkpoint": KeptCheckpoint(step=checkpoint.step, piece=piece)})
+            kept = self._kept.with_checkpoint(KeptCheckpoint(step=checkpoint.step, piece=piece))
             self._keep(kept, events.CheckpointSaved(step=checkpoint.step, key=piece.key))
 
+        self._check_disk(checkpoint.path)
         is_last = checkpoint.step == self._request.steps
         self._add_upload(checkpoint.path, put, keep, drop=not is_last)
 
@@ -175,7 +176,7 @@ class Outputs:
         self._kept = self._kept.model_copy(update={"segments": (*self._kept.segments[:index], added)})
         playlist_key = self._store.key(PLAYLIST_NAME)
         event = events.SegmentReady(index=index, key=key, duration_s=duration_s, playlist_key=playlist_key)
-        self._unlisted.append((self._kept, event))
+        self._unlisted.append(event)
 
     def _list_new_segments(self) -> None:
         """Unless more follows, which then lists all at once."""
@@ -190,8 +191,8 @@ class Outputs:
         text = render_playlist(self._store.uri(header), lines, ended=ended)
         piece = self._store.put(PLAYLIST_NAME, text.encode(), HLS, CHANGES)
         self._pieces[piece.key] = piece
-        for kept, event in self._unlisted:
-            self._keep(kept, event)
+        for event in self._unlisted:
+            self._keep(self._kept, event)
         self._unlisted.clear()
 
     def _keep(self, kept: KeptPieces, event: events.Event) -> None:
@@ -203,20 +204,28 @@ class Outputs:
 
     # --- uploads
 
-    def _ship(self, path: Path, content_type: str, then: Callable[[str], None], *, drop: bool = False) -> None:
+    def _ship(
+        self,
+        path: Path,
+        content_type: str,
+        then: Callable[[str], None],
+        *,
+        drop: bool = False,
+        check_disk: bool = True,
+    ) -> None:
         """Upload a file that the result will name; `then` gets its key."""
 
         def conclude(piece: StoredPiece) -> None:
             self._pieces[piece.key] = piece
             then(piece.key)
 
+        if check_disk:
+            self._check_disk(path)
         self._add_upload(path, lambda: self._put_file(path, content_type), conclude, drop=drop)
 
     def _add_upload(
         self, path: Path, put: Callable[[], StoredPiece], then: Callable[[StoredPiece], None], *, drop: bool
     ) -> None:
-        self._check_disk(path)
-
         def conclude(piece: StoredPiece) -> None:
             then(piece)
             self._list_new_segments()
@@ -226,7 +235,7 @@ class Outputs:
     def _put_file(self, path: Path, content_type: str) -> StoredPiece:
         """Upload a local file under its own name and delete it."""
         piece = self._store.put(path.name, path, content_type, NEVER_CHANGES)
-        path.unlink()
+        path.unlink(missing_ok=True)
         return piece
 
     def _check_disk(self, path: Path) -> None:
@@ -241,7 +250,7 @@ class Outputs:
 
     def _commit(self, item: items.Finished) -> events.Finished:
         for path, content_type in ((item.video, MP4), (item.report, JSON)):
-            self._ship(path, content_type, lambda _: None)
+            self._ship(path, content_type, lambda _: None, check_disk=False)  # nothing more will be written
         self._uploads.add(lambda: None, lambda _: self._list_segments(ended=True))
         self._uploads.drain()
         header = self._kept.header
@@ -289,7 +298,7 @@ def _judge(error: Exception) -> WorkerError:
             return NumberUsed(str(error))
         case StoreUnavailable():
             return UploadFailed(str(error))
-        case RedisError():
+        case RedisError() if is_outage(error):
             return Superseded(f"the queue cannot be told of it: {error}")
     log.error("outputs broken", exc_info=error)
     return AttemptLost(f"{type(error).__name__}: {error}")

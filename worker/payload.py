@@ -6,7 +6,7 @@ import zlib
 from functools import lru_cache
 
 from jobs.errors import RequestInvalid
-from jobs.lease import MOST_REASON_LETTERS, Waiting
+from jobs.lease import MOST_REASON_LETTERS, Waiting, printable
 from jobs.queues import JOB_FUNCTION
 from jobs.request import ResolvedRequest, parse_resolved
 from worker.errors import RequestRefused
@@ -43,7 +43,7 @@ def read_request(call: bytes) -> ResolvedRequest:
     try:
         return parse_resolved(request)
     except RequestInvalid as exc:
-        raise RequestRefused(_printable(str(exc))) from exc
+        raise RequestRefused(printable(str(exc))[:MOST_REASON_LETTERS]) from exc
 
 
 def _inflate(call: bytes) -> bytes:
@@ -52,8 +52,3 @@ def _inflate(call: bytes) -> bytes:
     if not inflater.eof:
         raise ValueError(f"more than {MOST_BYTES} bytes, or cut off")
     return text
-
-
-def _printable(text: str) -> str:
-    """JSON may hold half characters, which nothing later can write, and long ones."""
-    return text[:MOST_REASON_LETTERS].encode("utf-8", "backslashreplace").decode()

@@ -31,7 +31,7 @@ from rq.worker_registration import register
 from jobs import events
 from jobs.connection import redis_errors
 from jobs.errors import LeaseLost
-from jobs.lease import WAKE_CHANNEL, Charge, Lease, Leases
+from jobs.lease import WAKE_CHANNEL, Lease, Leases, printable
 from jobs.offers import OFFER_FIELD, Offer
 from jobs.queues import open_queue
 from jobs.store import Store
@@ -174,11 +174,11 @@ class RenderWorker(SimpleWorker):
     def _beat(self, redis: Redis) -> None:
         if (running := self._running) is not None:
             self._beat_lease(redis, *running)  # first: it is what matters
-        self._sign_on(redis)
         reaped = self._leases.reap(redis)
         for job_id in (*reaped.queued, *reaped.dead):
             log.warning("took a job back, its lease had run out", job_id=job_id, dead=job_id in reaped.dead)
         self._leases.sweep(self.queue_names(), redis)
+        self._sign_on(redis)
 
     def _sign_on(self, redis: Redis) -> None:
         """Renew RQ's record of this worker; a Redis that lost its last second may not have it any more."""
@@ -203,8 +203,11 @@ class RenderWorker(SimpleWorker):
             attempt.abort(Superseded(str(exc)))
 
     def _look(self) -> None:
-        if (running := self._running) is not None:
-            running[1].is_stalled()
+        if (running := self._running) is None:
+            return
+        if self._stop_signals > 1:
+            running[1].abort(Interrupted(TOLD_TO_STOP))
+        running[1].is_stalled()
 
     def clean_registries(self) -> None:
         """RQ's would fail jobs that run and queue others twice; ours is in each beat."""
@@ -256,11 +259,10 @@ class RenderWorker(SimpleWorker):
         if isinstance(error, Superseded):
             raise LeaseLost(str(error)) from error
         if error.job_may_retry:
-            charge = Charge.FATAL if error.attempt_is_charged else Charge.DRAINED
-            place = insist(lambda: lease.hand_back(charge, str(error)))
+            place = insist(lambda: lease.hand_back(error.charge, str(error)))
             log.warning("job handed back", place=place)
         else:
-            failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=str(error))
+            failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=printable(str(error)))
             insist(lambda: lease.fail(failed, "".join(traceback.format_exception(error))))
 
     def _show(self, state: WorkerStatus, job_id: str | None) -> None:
@@ -272,9 +274,6 @@ class RenderWorker(SimpleWorker):
     # --- being told to stop
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """First signal: finish the job, take no more. Second: give the job back now. Never raises."""
+        """First signal: finish the job, take no more. Second: the next look gives the job back. Never raises."""
         self._stop_requested = True
         self._stop_signals += 1
-        if self._stop_signals == 2 and self._running is not None:
-            # In a thread: a handler must not wait, and the blocked stream wakes up when the fleet is gone.
-            threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}).start()

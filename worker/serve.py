@@ -39,10 +39,10 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     backend = choose_backend(settings.backend)
     world_size = choose_world_size(settings.world_size, backend)
     runner, setup = choose_runner(settings, world_size)
+    offer = read_offer(runner, world_size, setup, backend)
     controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu")
     try:
         start(controller, settings, setup)
-        offer = read_offer(runner, world_size, setup)
         worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, offer)
         worker.serve(burst=burst)
     finally:
@@ -91,10 +91,17 @@ def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object
         raise StartRefused(str(exc)) from exc
 
 
-def read_offer(runner: type[MGPURunner], world_size: int, setup: dict[str, object]) -> Offer:
-    """What this worker can serve: whatever is asked for, if the runner does not say."""
+def read_offer(
+    runner: type[MGPURunner], world_size: int, setup: dict[str, object], backend: Literal["nccl", "gloo"]
+) -> Offer:
+    """What this worker can serve: whatever is asked for, if the runner does not say. Raises StartRefused."""
     abilities = getattr(runner, "abilities", None)
-    return Offer(world_size=world_size, **(asdict(abilities(world_size, **setup)) if abilities else {}))
+    offer = Offer(world_size=world_size, **(asdict(abilities(world_size, **setup)) if abilities else {}))
+    if backend == "gloo":  # on the CPU, whatever GPUs there are
+        return offer.model_copy(update={"most_pixels": None})
+    if offer.most_pixels == 0:
+        raise StartRefused("the model's weights leave no room for a render on these GPUs: take more, or larger ones")
+    return offer
 
 
 def choose_backend(wanted: Backend) -> Literal["nccl", "gloo"]:

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from jobs.events import Finished
+from jobs.lease import Charge
 from tests.waiting import eventually
 from tests.worker.attempts import (
     CLAIM,
@@ -264,7 +265,7 @@ def test_an_attempt_number_that_was_used_before_writes_nothing(store, job):
     assert isinstance(eventually(lambda: job.heard)[0], NumberUsed)
     with pytest.raises(NumberUsed) as caught:
         render(outputs, job)
-    assert (caught.value.job_may_retry, caught.value.attempt_is_charged) == (True, False)
+    assert (caught.value.job_may_retry, caught.value.charge) == (True, Charge.DRAINED)
     assert names(store, job) == [CLAIM]
     assert content(store, job, CLAIM) == b"of another"
 
