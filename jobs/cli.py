@@ -151,7 +151,7 @@ def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
 @app.command()
 def reap(
     once: Annotated[bool, typer.Option("--once", help="Look once, waiting a lease first if Redis was silent.")] = False,
-    lease_s: Annotated[float, typer.Option(envvar="H3_LEASE_S", help="As the workers have it.")] = LEASE_S,
+    lease_s: Annotated[float, typer.Option(envvar="H3_LEASE_S", min=0.1, help="As the workers have it.")] = LEASE_S,
     url: Url = None,
 ) -> None:
     """Put jobs back whose worker is gone, and print them. Workers do it too: run this where none may be left."""

@@ -110,7 +110,7 @@ class JobHandle:
         with redis_errors():
             if self.status() != "queued" or not first or not isinstance(first[0], Queued):
                 return ""
-            return explain_waiting(first[0].request, read_offers(self._redis))
+            return explain_waiting(first[0].request, first[0].queue, read_offers(self._redis))
 
     def events(
         self, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None

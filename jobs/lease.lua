@@ -338,7 +338,8 @@ function commands.sweep(...)
     for _, id in ipairs(note('LRANGE', queue_key(queue) .. ':intermediate', 0, MOST_EXPIRED)) do
       redis.call('LREM', queue_key(queue) .. ':intermediate', 0, id)
       mended = mended + 1
-      if is_hash(job_key(id)) and get(id, 'status') == 'queued' and get(id, 'h3_outcome') ~= 'finished'
+      if is_hash(job_key(id)) and get(id, 'status') == 'queued' and (get(id, 'origin') or queue) == queue
+        and get(id, 'h3_outcome') ~= 'finished'
         and not redis.call('ZSCORE', LEASES, id) and not redis.call('LPOS', queue_list(queue), id) then
         set(id, 'origin', queue)
         push_first(id)

@@ -20,9 +20,12 @@ class Offer(BaseModel):
     precisions: tuple[Precision, ...] = tuple(Precision)
     world_size: int = 1
     most_pixels: int | None = None  # of all frames together; more would not fit its memory
+    queues: tuple[str, ...] | None = None  # that it serves; None: not told
 
-    def missing(self, request: ResolvedRequest) -> str:
+    def missing(self, request: ResolvedRequest, queue: str | None = None) -> str:
         """What the request needs and this worker lacks, in words; empty if it can serve it."""
+        if queue is not None and self.queues is not None and queue not in self.queues:
+            return f"queue {queue}"
         if request.mode not in (Mode.AUTO, *self.modes):
             return f"mode {request.mode}"
         if request.precision not in (Precision.AUTO, *self.precisions):
@@ -53,9 +56,9 @@ def read_offers(redis: Redis) -> list[Offer]:
     return [offer for text in told if isinstance(text, bytes) and (offer := Offer.parse(text))]
 
 
-def explain_waiting(request: ResolvedRequest, offers: list[Offer]) -> str:
+def explain_waiting(request: ResolvedRequest, queue: str, offers: list[Offer]) -> str:
     """Why nobody will take a job as things are; empty if somebody can."""
-    missing = [offer.missing(request) for offer in offers]
+    missing = [offer.missing(request, queue) for offer in offers]
     if not all(missing):
         return ""
     return f"waiting: no worker with {' or '.join(sorted(set(missing)))}" if missing else "waiting: no worker is alive"

@@ -39,7 +39,7 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     backend = choose_backend(settings.backend)
     world_size = choose_world_size(settings.world_size, backend)
     runner, setup = choose_runner(settings, world_size)
-    offer = read_offer(runner, world_size, setup, backend)
+    offer = read_offer(runner, world_size, setup, backend).model_copy(update={"queues": tuple(map(str, queues))})
     controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu")
     try:
         start(controller, settings, setup)

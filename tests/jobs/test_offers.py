@@ -54,7 +54,7 @@ def test_pixels_are_those_of_all_frames():
     ],
 )
 def test_a_job_waits_for_a_reason_unless_somebody_can_serve_it(request_, offers, text):
-    assert explain_waiting(request_, offers) == text
+    assert explain_waiting(request_, "default", offers) == text
 
 
 def test_the_offers_of_live_workers_are_read(redis):
@@ -74,3 +74,9 @@ def test_workers_that_say_nothing_we_understand_offer_nothing(redis):
 def test_what_only_a_newer_worker_says_is_passed_over(redis):
     announce(redis, "newer", '{"world_size": 2, "colour": "red"}')
     assert read_offers(redis) == [Offer(world_size=2)]
+
+
+def test_a_job_in_a_queue_that_nobody_serves_waits_for_one_who_does():
+    offers = [Offer(queues=("high",)), Offer(queues=("high", "default"))]
+    assert explain_waiting(REQUEST, "batch", offers) == "waiting: no worker with queue batch"
+    assert explain_waiting(REQUEST, "default", offers) == ""
