@@ -34,6 +34,7 @@ class Attempt:
         self._controller, self._request, self._watch, self._spool = controller, request, watch, spool
         self._stream: Stream | None = None
         self._verdict: WorkerError | None = None  # of another thread
+        self._outputs: Outputs | None = None  # while they may hang
         self._is_over = False
         self._lock = threading.Lock()
 
@@ -43,6 +44,7 @@ class Attempt:
             if (finished := outputs.find_result()) is not None:
                 return finished
             outputs.begin()
+            self._outputs = outputs
             with tempfile.TemporaryDirectory(prefix="h3render-", dir=self._spool, ignore_cleanup_errors=True) as folder:
                 return self._run_in(Path(folder), outputs)
         finally:
@@ -59,6 +61,7 @@ class Attempt:
             self._end(outputs)  # before the folder goes: an upload that misses its file is no failure of the fleet
 
     def _end(self, outputs: Outputs) -> None:
+        self._outputs = None
         with self._lock:
             self._is_over = True
         self._watch.pause()
@@ -79,7 +82,9 @@ class Attempt:
             stream.request_stop(type(verdict).__name__)
 
     def is_stalled(self) -> bool:
-        """Whether the fleet is silent for too long; then it is ended."""
+        """Whether the fleet is silent for too long; then it is ended. An upload that hangs ends the attempt, too."""
+        if (outputs := self._outputs) is not None:
+            outputs.look()
         if reason := self._watch.overdue(time.monotonic()):
             self.abort(Stalled(f"the fleet stalled: {reason}"))
         return bool(reason)

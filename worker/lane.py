@@ -1,6 +1,7 @@
 """Work that is done beside, in threads, so that nobody waits for the store or for the queue."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ class _Work:
     drop: Callable[[], None] | None  # for what may be left out
     is_first: bool
     answer: Any = None
+    begun_at: float = 0.0  # time.monotonic()
     is_begun: bool = False
     is_done: bool = False
 
@@ -70,6 +72,18 @@ class Lane:
         """For a `then`: whether another follows it at once, so that nothing need be hurried."""
         with self._changed:
             return len(self._work) > 1 and self._work[1].is_done
+
+    def longest_s(self) -> float:
+        """For how long the oldest work that is not over has been done, its `then` included."""
+        with self._changed:
+            begun = [work.begun_at for work in self._work if work.is_begun]
+        return time.monotonic() - min(begun) if begun else 0.0
+
+    def give_up(self, error: Exception) -> None:
+        """Fail from outside: what is being done does not come to an end. `drain` raises the error."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def settle(self, timeout_s: float) -> None:
         """Wait until all is done, or nothing more will be, or it has taken too long."""
@@ -128,7 +142,7 @@ class Lane:
             self._changed.wait_for(lambda: self._is_over or self._next_to_begin())
             if self._is_over or (work := self._next_to_begin()) is None:
                 return None
-            work.is_begun = True
+            work.is_begun, work.begun_at = True, time.monotonic()
             return work
 
     def _next_to_begin(self) -> _Work | None:

@@ -34,6 +34,7 @@ NEVER_CHANGES = "public, max-age=31536000, immutable"
 CHANGES = "no-cache"
 PLAYLIST_NAME = "playlist.m3u8"
 UPLOAD_THREADS = 4
+HANG_S = 5.0  # beyond its limit, at which an upload that gets answers ends by itself
 
 log = structlog.get_logger()
 
@@ -62,6 +63,7 @@ class Outputs:
     ) -> None:
         self._store = AttemptStore(store, lease, limits.upload_s)
         self._store_url, self._lease, self._request, self._limits = store_url, lease, request, limits
+        self._on_failure = on_failure
         self._kept = lease.kept
         self._pieces: dict[str, StoredPiece] = {}  # of this attempt, by key; what the result will name
         self._unlisted: list[events.SegmentReady] = []  # not in the playlist yet
@@ -141,6 +143,13 @@ class Outputs:
             return self._commit(item)
         except (StoreUnavailable, LeaseLost, RedisError) as exc:
             raise _judge(exc) from exc
+
+    def look(self) -> None:
+        """See that no upload hangs, which cannot be asked: fail instead."""
+        if (longest_s := self._uploads.longest_s()) > self._limits.upload_s + HANG_S:
+            error = UploadFailed(f"an upload has taken {longest_s:.0f} s and does not come to an end")
+            self._uploads.give_up(error)
+            self._on_failure(error)
 
     def settle(self, timeout_s: float) -> None:
         """Give what is on its way, the last checkpoint above all, some time to arrive."""

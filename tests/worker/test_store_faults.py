@@ -275,3 +275,17 @@ def test_news_wait_for_a_queue_that_is_gone_for_a_while(redis_server, store, tmp
         assert [event.step for event in job.told() if event.kind == "step_done"] == [*range(1, 10)]
         assert job.kinds()[-2:] == ["segment_ready", "segment_ready"]
         job.close()
+
+
+def test_an_upload_that_hangs_ends_the_attempt(store, job, monkeypatch):
+    """Nothing interrupts a call of the operating system: whoever waits for it is told instead."""
+    monkeypatch.setattr("worker.outputs.HANG_S", 0.0)
+    gate = threading.Event()
+    store.before = lambda method, name: method != "put" or gate.wait(DEADLINE_S)
+    outputs = job.begin(store, upload_s=MOMENT_S)
+    committing = in_thread(lambda: outputs.commit(finished(job)))
+    eventually(lambda: outputs.look() or job.heard)
+    with pytest.raises(UploadFailed, match="does not come to an end"):
+        committing.result(DEADLINE_S)
+    gate.set()
+    assert RESULT not in names(store, job)
