@@ -121,6 +121,8 @@ class Outputs:
 
     def publish(self, item: items.Item) -> None:
         """Ship what the item carries, and then tell of it. Raises SpoolFull."""
+        if isinstance(item, items.Preview | items.Checkpoint | items.StreamHeader | items.Segment):
+            self._check_disk(item.path)  # not in `commit`: after the last item nothing more will be written
         match item:
             case items.TextEncoded(tokens, seconds):
                 self._tell(events.TextEncoded(tokens=tokens, seconds=seconds))
@@ -172,7 +174,6 @@ class Outputs:
             kept = self._kept.with_checkpoint(KeptCheckpoint(step=checkpoint.step, piece=piece))
             self._keep(kept, events.CheckpointSaved(step=checkpoint.step, key=piece.key))
 
-        self._check_disk(checkpoint.path)
         is_last = checkpoint.step == self._request.steps
         self._add_upload(checkpoint.path, put, keep, drop=not is_last)
 
@@ -213,23 +214,13 @@ class Outputs:
 
     # --- uploads
 
-    def _ship(
-        self,
-        path: Path,
-        content_type: str,
-        then: Callable[[str], None],
-        *,
-        drop: bool = False,
-        check_disk: bool = True,
-    ) -> None:
+    def _ship(self, path: Path, content_type: str, then: Callable[[str], None], *, drop: bool = False) -> None:
         """Upload a file that the result will name; `then` gets its key."""
 
         def conclude(piece: StoredPiece) -> None:
             self._pieces[piece.key] = piece
             then(piece.key)
 
-        if check_disk:
-            self._check_disk(path)
         self._add_upload(path, lambda: self._put_file(path, content_type), conclude, drop=drop)
 
     def _add_upload(
@@ -259,7 +250,7 @@ class Outputs:
 
     def _commit(self, item: items.Finished) -> events.Finished:
         for path, content_type in ((item.video, MP4), (item.report, JSON)):
-            self._ship(path, content_type, lambda _: None, check_disk=False)  # nothing more will be written
+            self._ship(path, content_type, lambda _: None)
         self._uploads.add(lambda: None, lambda _: self._list_segments(ended=True))
         self._uploads.drain()
         header = self._kept.header
