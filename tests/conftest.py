@@ -46,6 +46,13 @@ def redis_url(shared_redis: RedisServer) -> str:
 
 
 @pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    """A client of it."""
+    with Redis.from_url(redis_url) as redis:
+        yield redis
+
+
+@pytest.fixture
 def redis_server(need_redis: None) -> Iterator[RedisServer]:
     """A Redis of this test alone, to kill, pause and start again; its data survive that."""
     with running_redis(append_only=True) as server:

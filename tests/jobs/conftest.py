@@ -1,17 +1,10 @@
 """Fixtures over jobs of one empty Redis."""
 
 import pytest
-from redis import Redis
 
 from jobs.client import Client
 from jobs.lease import Leases
 from tests.jobs.leasing import REQUEST, claim_job, run_out
-
-
-@pytest.fixture
-def redis(redis_url):
-    with Redis.from_url(redis_url) as redis:
-        yield redis
 
 
 @pytest.fixture

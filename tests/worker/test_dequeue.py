@@ -22,12 +22,6 @@ LARGE = {**SMALL, "frames": 39}
 
 
 @pytest.fixture
-def redis(redis_url):
-    with Redis.from_url(redis_url) as redis:
-        yield redis
-
-
-@pytest.fixture
 def submit(redis):
     """Queue a job; gives its id."""
     client = Client(redis)

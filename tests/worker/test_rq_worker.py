@@ -97,12 +97,6 @@ def signal_handlers():
 
 
 @pytest.fixture
-def redis(redis_url):
-    with Redis.from_url(redis_url) as redis:
-        yield redis
-
-
-@pytest.fixture
 def go_on(tmp_path, monkeypatch):
     """Lets the runner `Waiting` go on."""
     path = tmp_path / "go-on"

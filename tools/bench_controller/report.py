@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tools.bench_controller.fleets import Setting
 from tools.bench_controller.rows import Unit, Verdict
+from tools.figures import percentile_95, show_figures
 from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
@@ -28,18 +29,8 @@ def print_table(verdicts: Sequence[Verdict], setting: Setting) -> None:
 def show_measured(verdict: Verdict) -> str:
     measured = verdict.measured
     broken = [f"NOT: {claim}" for claim, holds in measured.claims.items() if not holds]
-    figures = [show_figures(measured.figures, verdict.row.unit)] if measured.figures else []
+    figures = [show_figures(measured.figures, verdict.row.unit.show)] if measured.figures else []
     return "\n".join([*figures, *broken, *([measured.error] if measured.error else [])]) or "as it should be"
-
-
-def show_figures(figures: Sequence[float], unit: Unit) -> str:
-    if len(figures) == 1:
-        return unit.show(figures[0])
-    return f"p50 {unit.show(statistics.median(figures))}, p95 {unit.show(percentile_95(figures))}, n {len(figures)}"
-
-
-def percentile_95(figures: Sequence[float]) -> float:
-    return statistics.quantiles(figures, n=20)[-1]
 
 
 def write_report(path: Path, verdicts: Sequence[Verdict], setting: Setting) -> None:

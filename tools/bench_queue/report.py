@@ -12,6 +12,7 @@ from rich.table import Table
 from tools.bench_queue.farm import RANKS
 from tools.bench_queue.measured import Measured
 from tools.bench_queue.rows import Row, Verdict
+from tools.figures import percentile_95, show_figures
 from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
@@ -35,18 +36,8 @@ def show_met(verdict: Verdict) -> str:
 
 def show_measured(row: Row, measured: Measured) -> str:
     broken = [f"NOT: {claim}" for claim, holds in measured.claims.items() if not holds]
-    figures = [show_figures(row, measured.figures)] if measured.figures else []
+    figures = [show_figures(measured.figures, row.show)] if measured.figures else []
     return "\n".join([*figures, *broken, *([measured.error] if measured.error else [])])
-
-
-def show_figures(row: Row, figures: Sequence[float]) -> str:
-    if len(figures) == 1:
-        return row.show(figures[0])
-    return f"p50 {row.show(statistics.median(figures))}, p95 {row.show(percentile_95(figures))}, n {len(figures)}"
-
-
-def percentile_95(figures: Sequence[float]) -> float:
-    return statistics.quantiles(figures, n=20)[-1]
 
 
 def write_report(path: Path, verdicts: Sequence[Verdict], server: str) -> None:
