@@ -41,7 +41,7 @@ class Script:
     gate_step: int | None = None
     hold_gil_s: float = 0.0  # of the last rank, in the second step
     hang_until: str = ""  # of the last rank, in the second step: a file, whose first reader hangs for ever
-    kill_worker: bool = False  # in the second step
+    kill_worker: bool = False  # in the first step, before anything is kept
 
     def request(self) -> dict[str, object]:
         """As a client submits it."""
@@ -69,10 +69,10 @@ class Scripted(MGPURunner):
     def _misbehave(self, script: Script, step: int) -> None:
         if step == script.gate_step:
             eventually(Path(script.gate).exists, timeout_s=120)
-        if step != 2 or self.rank != self.world_size - 1:
-            return
         if script.kill_worker:
             os.kill(os.getppid(), signal.SIGKILL)
+        if step != 2 or self.rank != self.world_size - 1:
+            return
         if script.hold_gil_s:
             ctypes.PyDLL(None).usleep(int(script.hold_gil_s * 1e6))  # PyDLL: the GIL is kept
         if script.hang_until and not Path(script.hang_until).exists():
