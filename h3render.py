@@ -9,6 +9,7 @@ import typer
 
 import h3.cli
 import jobs.cli
+import jobs.operator_cli
 import worker.cli
 
 EXTRAS = {
@@ -22,7 +23,7 @@ EXTRAS = {
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A render farm for MiniMax H3."
 )
-for package in (worker.cli, jobs.cli, h3.cli):
+for package in (worker.cli, jobs.cli, jobs.operator_cli, h3.cli):
     app.add_typer(package.app)
 
 

@@ -5,7 +5,6 @@ everything that the bits depend on, so that a reader can refuse what it must not
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -16,18 +15,18 @@ from h3.errors import ResumeRefused
 from h3.provenance import Provenance
 from h3.sampler import Latents
 
-VERSION = "1"
+VERSION = "2"
 # With another one of these a render goes on within its tolerance; with another of the rest it would be another render.
 MAY_DIFFER = ("mode", "world_size", "attention_backend", "torch", "device")
 
 
-def save_progress(path: Path, latents: Latents, step: int, steps: int, request_json: str, origin: Provenance) -> None:
+def save_progress(path: Path, latents: Latents, step: int, steps: int, request_sha256: str, origin: Provenance) -> None:
     """Write the latents after `step` of `steps`, atomically."""
     metadata = {
         "version": VERSION,
         "step": str(step),
         "steps": str(steps),
-        "request": request_json,
+        "request_sha256": request_sha256,
         "provenance": json.dumps(asdict(origin)),
     }
     partial = path.with_suffix(".partial")
@@ -42,12 +41,12 @@ class Progress:
 
     latents: Latents  # on the CPU
     step: int  # 1-based, the last one that is done
-    request: Mapping[str, object]
+    request_sha256: str
     origin: Provenance
 
-    def crossed(self, request: Mapping[str, object], here: Provenance) -> tuple[str, ...]:
+    def crossed(self, request_sha256: str, here: Provenance) -> tuple[str, ...]:
         """What of `here` differs from where the file was written, and may. Raises ResumeRefused for what may not."""
-        if dict(request) != dict(self.request):
+        if request_sha256 != self.request_sha256:
             raise ResumeRefused("the checkpoint is of another request")
         differing = [f.name for f in fields(Provenance) if getattr(here, f.name) != getattr(self.origin, f.name)]
         if forbidden := [name for name in differing if name not in MAY_DIFFER]:
@@ -66,7 +65,7 @@ def load_progress(path: Path) -> Progress:
             return Progress(
                 Latents(file.get_tensor("video"), file.get_tensor("audio")),
                 int(metadata["step"]),
-                json.loads(metadata["request"]),
+                metadata["request_sha256"],
                 Provenance(**json.loads(metadata["provenance"])),
             )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as exc:

@@ -3,6 +3,7 @@
 Every rank encodes the text and denoises in lockstep; rank 0 alone decodes, writes files and speaks.
 """
 
+import hashlib
 import json
 import logging
 import time
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 MODE = "ulysses"
 PRECISION = "bf16"
 ATTENTION_BACKEND = "sdpa"
+CHECKPOINT_AFTER_S = 60.0  # at least so often, whatever number of steps that is
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -113,7 +115,7 @@ class H3Runner(MGPURunner):
             return TakenUp()
         try:
             progress = load_progress(resume.checkpoint)
-            across = progress.crossed(request.model_dump(mode="json"), self._provenance())
+            across = progress.crossed(identify(request), self._provenance())
         except ResumeRefused as exc:
             log.warning("beginning anew: %s", exc)
             return TakenUp()
@@ -123,7 +125,10 @@ class H3Runner(MGPURunner):
     def _denoise(
         self, request: ResolvedRequest, geometry: Geometry, taken: "TakenUp", folder: Path, timings: "Timings"
     ) -> Generator[Item, None, Latents | None]:
-        """All steps that are left, on every rank. Returns the final latents, or None when asked to stop."""
+        """All steps that are left, on every rank.
+
+        Returns the final latents, or None when asked to stop; then a checkpoint holds all steps that are done.
+        """
         ids = self._model.text.tokenize(request.prompt)
         states = self._model.text.encode(ids)
         timings.text_s = self._lap(timings)
@@ -133,15 +138,21 @@ class H3Runner(MGPURunner):
         schedule = make_schedule(request.steps)
         denoising = Denoising.begin(self._model.denoiser, states, Layout(geometry, len(ids)), schedule)
         latents = self._draw_noise(request, geometry) if taken.latents is None else taken.latents
+        cadence = Cadence(request.checkpoint_every, schedule.steps, taken.step, time.monotonic())
         for step in range(taken.step + 1, schedule.steps + 1):
             if self.stop_requested():
+                if self.rank == 0 and cadence.step < step - 1:
+                    yield self._checkpoint(request, step - 1, latents, folder)
                 return None
             clean, latents = denoising.step(step - 1, latents)
             timings.step_s.append(self._lap(timings))
             if self.rank == 0:
                 sigma = schedule.video[step - 1].item()
                 yield StepDone(step, schedule.steps, sigma, timings.step_s[-1])
-                yield from self._keep(request, step, clean, latents, geometry, folder)
+                if is_due(step, request.preview_every):
+                    yield self._preview(step, clean, geometry, folder)
+                if cadence.is_due(step, time.monotonic()):
+                    yield self._checkpoint(request, step, latents, folder)
                 self._lap(timings)  # previews and checkpoints are no part of a step
         return latents
 
@@ -150,19 +161,16 @@ class H3Runner(MGPURunner):
         noise = initial_noise(geometry, config.in_channels, config.audio_in_channels, request.seed)
         return noise.to(self.device)
 
-    def _keep(
-        self, request: ResolvedRequest, step: int, clean: Latents, latents: Latents, geometry: Geometry, folder: Path
-    ) -> Iterator[Item]:
-        """The preview and the checkpoint that are due after a step."""
-        if is_due(step, request.preview_every):
-            picture = self._model.video.picture(unpatchify(clean.video, geometry), PREVIEW_SIDE)
-            path = folder / f"preview-{step:04d}.png"
-            Image.fromarray(picture.numpy()).save(path)
-            yield Preview(step, path)
-        if is_due(step, request.checkpoint_every) or step == request.steps:
-            path = folder / f"checkpoint-{step:04d}.safetensors"
-            save_progress(path, latents, step, request.steps, request.model_dump_json(), self._provenance())
-            yield Checkpoint(step, path)
+    def _preview(self, step: int, clean: Latents, geometry: Geometry, folder: Path) -> Preview:
+        picture = self._model.video.picture(unpatchify(clean.video, geometry), PREVIEW_SIDE)
+        path = folder / f"preview-{step:04d}.png"
+        Image.fromarray(picture.numpy()).save(path)
+        return Preview(step, path)
+
+    def _checkpoint(self, request: ResolvedRequest, step: int, latents: Latents, folder: Path) -> Checkpoint:
+        path = folder / f"checkpoint-{step:04d}.safetensors"
+        save_progress(path, latents, step, request.steps, identify(request), self._provenance())
+        return Checkpoint(step, path)
 
     def _decode(
         self,
@@ -188,6 +196,8 @@ class H3Runner(MGPURunner):
         if not taken.stream:
             yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
         for clip in self._model.video.clips(unpatchify(latents.video, geometry), taken.segments):
+            if self.stop_pending():  # the other ranks have ended their part
+                return
             segment = writer.write(clip.numpy())
             stream.append(segment.path)
             yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
@@ -273,6 +283,30 @@ class Timings:
 
     def report(self) -> dict[str, object]:
         return {"text_s": self.text_s, "step_s": self.step_s, "decode_s": self.decode_s}
+
+
+@dataclass(slots=True)
+class Cadence:
+    """When checkpoints are due: every so many steps (0 = only after the last), and after a time."""
+
+    every: int
+    steps: int
+    step: int  # of the last one
+    saved_at: float
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether one is, after this step; then it counts as saved."""
+        is_late = self.every > 0 and now - self.saved_at >= CHECKPOINT_AFTER_S
+        if not (is_late or is_due(step, self.every) or step == self.steps):
+            return False
+        self.step, self.saved_at = step, now
+        return True
+
+
+def identify(request: ResolvedRequest) -> str:
+    """What the latents depend on, as a sha256: a checkpoint of one request is good for any other with the same."""
+    fields = ("prompt", "width", "height", "frames", "steps", "seed")
+    return hashlib.sha256(json.dumps([getattr(request, name) for name in fields]).encode()).hexdigest()
 
 
 def is_due(step: int, every: int) -> bool:

@@ -30,9 +30,9 @@ dead_app = typer.Typer(no_args_is_help=True, help="Jobs that have used up their 
 app.add_typer(dead_app, name="dead")
 
 Settings = TypeVar("Settings", bound=ClientSettings)
-Url = Annotated[str | None, typer.Option("--url", help="Redis URL [env: REDIS_URL; else the embedded one]")]
+Url = Annotated[str | None, typer.Option("--url", help="Redis URL (env: REDIS_URL; else the embedded one)")]
 StoreUrl = Annotated[
-    str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix [env: H3_STORE_URL]")
+    str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix (env: H3_STORE_URL)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -82,6 +82,10 @@ def submit(
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     mode: Annotated[Mode, typer.Option(help="How GPUs share the render; auto takes any worker.")] = Mode.AUTO,
     precision: Annotated[Precision, typer.Option(help="Of the weights; auto takes any worker.")] = Precision.AUTO,
+    deadline: Annotated[float | None, typer.Option(help="Seconds from now, after which nobody wants it.")] = None,
+    preempt: Annotated[
+        bool, typer.Option("--preempt", help="In queue high: a batch job may be put back for it.")
+    ] = False,
     key: Annotated[str | None, typer.Option(help="Submitting again with the same key gives the same job.")] = None,
     queue: Annotated[QueueName, typer.Option(help="Served in this order.")] = QueueName.DEFAULT,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
@@ -103,6 +107,8 @@ def submit(
         "checkpoint_every": checkpoint_every,
         "mode": mode,
         "precision": precision,
+        "deadline_s": deadline,
+        "preempt": preempt,
     }
     with plain_errors():
         settings = client_settings(url, store)

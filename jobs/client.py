@@ -13,16 +13,16 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from jobs.connection import connect, redis_errors
-from jobs.errors import JobFailed, JobNotFound, KeyConflict, StoreUnavailable
-from jobs.events import Dead, Event, EventLog, Failed, Finished, Queued
+from jobs.errors import CancelRefused, JobFailed, JobNotFound, KeyConflict, StoreUnavailable
+from jobs.events import Canceled, Dead, Event, EventLog, Failed, Finished, Queued, Unknown
 from jobs.lease import LeaseScript
-from jobs.offers import explain_waiting, read_offers
 from jobs.pieces import KeptPieces
 from jobs.queues import JOB_FUNCTION, NO_TIMEOUT, RECORD_TTL_S, QueueName
 from jobs.request import GenerateRequest, ResolvedRequest
 from jobs.result import Result, result_key
 from jobs.settings import ClientSettings
 from jobs.store import Store
+from jobs.workers import explain_waiting, is_queue_paused, read_workers
 
 KEY_KEY = "h3:key:{digest}"  # of an idempotency key: job id, digest of the request
 ENDED = {"finished", "failed", "dead", "stopped", "canceled"}
@@ -78,11 +78,11 @@ class Client:
             raise KeyConflict(
                 f"idempotency key {idempotency_key!r} stands for another request, job {job_id.decode()}: take a new key"
             )
-        return JobHandle(job_id.decode(), self._redis, self._events)
+        return JobHandle(job_id.decode(), self._redis, self._events, self._script)
 
     def job(self, job_id: str) -> "JobHandle":
         """A job submitted earlier. Raises JobNotFound."""
-        handle = JobHandle(job_id, self._redis, self._events)
+        handle = JobHandle(job_id, self._redis, self._events, self._script)
         handle.status()
         return handle
 
@@ -94,13 +94,14 @@ class JobHandle:
     id: str
     _redis: Redis
     _log: EventLog
+    _script: LeaseScript
 
     def status(self) -> str:
         """Where the job is: queued, started, finished, failed, dead, ... Raises JobNotFound."""
         with redis_errors():
             outcome, status = self._redis.hmget(f"rq:job:{self.id}", "h3_outcome", "status")
         if status is None:
-            raise JobNotFound(f"no job {self.id}: ids are printed by `h3render submit`; records stay 30 days")
+            raise _not_found(self.id)
         # First ours: RQ's readers may take a finished job for an abandoned one.
         return cast(bytes, outcome or status).decode("utf-8", "replace")
 
@@ -110,7 +111,9 @@ class JobHandle:
         with redis_errors():
             if self.status() != "queued" or not first or not isinstance(first[0], Queued):
                 return ""
-            return explain_waiting(first[0].request, first[0].queue, read_offers(self._redis))
+            if is_queue_paused(self._redis, first[0].queue):
+                return f"waiting: queue {first[0].queue} is paused"
+            return explain_waiting(first[0].request, first[0].queue, read_workers(self._redis))
 
     def events(
         self, *, timeout_s: float | None = None, while_waiting: Callable[[], None] = lambda: None
@@ -134,6 +137,25 @@ class JobHandle:
         except JobNotFound:
             return True
 
+    def cancel(self, *, attempt: int | None = None) -> bool:
+        """Ask for the job's end; whether it has ended by that, because it waited.
+
+        A running attempt stops between two steps and keeps what it has published; the events tell when. With `attempt`
+        only that one is meant. Raises JobNotFound, and CancelRefused if the job has ended or another attempt runs.
+        """
+        with redis_errors():
+            answer = self._script.call("cancel", self.id, "" if attempt is None else attempt)
+        outcome, detail = (str(part, "utf-8") for part in answer)
+        match outcome:
+            case "unknown":
+                raise _not_found(self.id)
+            case "ended":
+                raise CancelRefused(f"job {self.id} has ended: {detail}")
+            case "other":
+                now = f"attempt {detail} runs" if detail else "none runs"
+                raise CancelRefused(f"attempt {attempt} of job {self.id} is not running: {now}")
+        return outcome == "canceled"
+
     def news(self) -> list[Event]:
         """What has been told so far, without waiting."""
         with redis_errors():
@@ -145,10 +167,11 @@ class JobHandle:
             return KeptPieces.parse(self._redis.hget(f"rq:job:{self.id}", "h3_kept") or b"")
 
     def request(self) -> ResolvedRequest:
-        """What is rendered, with everything snapped and drawn."""
-        first = self.news()[0]
-        assert isinstance(first, Queued)  # submit begins each log with it
-        return first.request
+        """What is rendered, with everything snapped and drawn. Raises JobNotFound if it can no longer be read."""
+        first = self.news()[:1]
+        if not first or not isinstance(first[0], Queued):  # submit begins each log with it
+            raise JobNotFound(f"what job {self.id} renders cannot be read here: {_gap(first)}")
+        return first[0].request
 
     def wait(self, *, timeout_s: float | None = None) -> Finished:
         """Block until the result is committed. Raises JobFailed with the reason, or TimeoutError."""
@@ -161,6 +184,8 @@ class JobHandle:
             return last
         if isinstance(last, Failed):
             raise JobFailed(f"job {self.id} failed in attempt {last.attempt}: {last.reason}")
+        if isinstance(last, Canceled):
+            raise JobFailed(f"job {self.id} was canceled")
         if isinstance(last, Dead):
             reasons = "; ".join(f"attempt {loss.attempt}: {loss.reason}" for loss in last.losses)
             raise JobFailed(f"job {self.id} has used up its attempts ({reasons}): see `h3render dead`")
@@ -178,6 +203,14 @@ class JobHandle:
         target = folder / f"{self.id}.mp4"
         store.fetch(self.result(store).video_key, target)
         return target
+
+
+def _gap(first: list[Event]) -> str:
+    return first[0].told if first and isinstance(first[0], Unknown) else "its events are gone"
+
+
+def _not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"no job {job_id}: ids are printed by `h3render submit`; records stay 30 days")
 
 
 def _sha256(text: str) -> str:

@@ -10,7 +10,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.retry import Retry
 
 from jobs import embedded
-from jobs.errors import RedisUnavailable
+from jobs.errors import RedisRefused, RedisUnavailable
 from jobs.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOU
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),  # the library's ten take a minute
         )
     except ValueError as exc:
-        raise RedisUnavailable(
+        raise RedisRefused(
             f"{shown(url)} is not a Redis URL ({exc}): write redis://host:port/0, rediss://... or unix:///path"
         ) from exc
     with redis_errors(f"Redis at {shown(url)}"):
@@ -39,10 +39,10 @@ def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOU
 
 
 def require_usable(redis: Redis) -> None:
-    """Raises RedisUnavailable, with the remedy, for a server that would lose jobs or lacks what we need."""
+    """Raises RedisRefused, with the remedy, for a server that would lose jobs or lacks what we need."""
     with redis_errors():
         if remedy := check_rights(redis) or check_version(redis) or check_eviction(redis):
-            raise RedisUnavailable(remedy)
+            raise RedisRefused(remedy)
 
 
 def check_version(redis: Redis) -> str:
@@ -128,9 +128,9 @@ def redis_errors(where: str = "Redis") -> Iterator[None]:
     try:
         yield
     except AuthenticationError as exc:
-        raise RedisUnavailable(f"{where} refuses us ({exc}): correct user and password in REDIS_URL") from exc
+        raise RedisRefused(f"{where} refuses us ({exc}): correct user and password in REDIS_URL") from exc
     except NoPermissionError as exc:
-        raise RedisUnavailable(f"{where} refuses a command ({exc}): {_RIGHTS_REMEDY}") from exc
+        raise RedisRefused(f"{where} refuses a command ({exc}): {_RIGHTS_REMEDY}") from exc
     except ResponseError as exc:
         raise RedisUnavailable(
             f"{where} refuses a command ({exc}): see its memory, and whether it is a replica"

@@ -2,12 +2,16 @@
 
 JobsError
 ├── RequestInvalid    a field of the request is wrong          -> nothing was queued
+│   └── RequestTooNew     it was written by a later version    -> the job waits for newer workers
 ├── SettingsInvalid   a flag or variable is wrong
 ├── JobNotFound       no job has this id
 ├── JobFailed         the job ended without a result
+├── CancelRefused     the job has ended, or another attempt runs
+├── WorkerNotFound    no worker has this name
 ├── KeyConflict       an idempotency key stands for another request
 ├── LeaseLost         the job is no longer this attempt's to run
 ├── RedisUnavailable  the queue does not answer
+│   └── RedisRefused      a person has to act: wrong password, rights or settings
 └── StoreUnavailable  the object store refuses or does not answer
     ├── StoreRefused  it will refuse this again: trying again is in vain
     └── ObjectExists  an object that is written once is there already
@@ -24,6 +28,10 @@ class RequestInvalid(JobsError):
     """Fields of a request are wrong; each line of the text names one, its value and the remedy."""
 
 
+class RequestTooNew(RequestInvalid):
+    """A queued request has a version that this program does not know."""
+
+
 class SettingsInvalid(JobsError):
     """A flag or a variable of the environment has a value that does not do."""
 
@@ -36,6 +44,14 @@ class JobFailed(JobsError):
     """The job ended without a result."""
 
 
+class CancelRefused(JobsError):
+    """The job has ended already, or the attempt that is meant is not the one that runs."""
+
+
+class WorkerNotFound(JobsError):
+    """No worker that is known to the queue goes by this name."""
+
+
 class KeyConflict(JobsError):
     """A job with this idempotency key exists and renders something else."""
 
@@ -46,6 +62,10 @@ class LeaseLost(JobsError):
 
 class RedisUnavailable(JobsError):
     """The queue's Redis does not answer, or refuses what we need."""
+
+
+class RedisRefused(RedisUnavailable):
+    """Password, rights or settings are wrong; a person has to act."""
 
 
 class StoreUnavailable(JobsError):

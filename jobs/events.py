@@ -3,6 +3,7 @@
 Events are for people and programs that watch. The record of what was made is the result in the store.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal, cast
@@ -19,6 +20,8 @@ _LONGEST_BLOCK_S = 1.0
 
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
 
     @property
     def is_last(self) -> bool:
@@ -120,8 +123,19 @@ class Failed(_Event):
 
     kind: Literal["failed"] = "failed"
     attempt: int
-    cause: Literal["request", "store"] = "request"  # what a person has to mend
+    cause: Literal["request", "store", "deadline"] = "request"  # what a person has to mend
     reason: str
+
+    @property
+    def is_last(self) -> bool:
+        return True
+
+
+class Canceled(_Event):
+    """The job is no longer wanted. What its attempts have published stays for a while."""
+
+    kind: Literal["canceled"] = "canceled"
+    attempt: int  # 0: none was begun
 
     @property
     def is_last(self) -> bool:
@@ -157,6 +171,13 @@ class Retried(_Event):
     kind: Literal["retried"] = "retried"
 
 
+class Unknown(_Event):
+    """News that only a later version of this program can read."""
+
+    kind: Literal["unknown"] = "unknown"
+    told: str  # kind and version
+
+
 Event = Annotated[
     Queued
     | Started
@@ -169,8 +190,10 @@ Event = Annotated[
     | Finished
     | AttemptLost
     | Failed
+    | Canceled
     | Dead
-    | Retried,
+    | Retried
+    | Unknown,
     Field(discriminator="kind"),
 ]
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
@@ -192,7 +215,7 @@ class EventLog:
     def read(self, job_id: str) -> list[Event]:
         """What has been told so far."""
         entries = cast(list[_Entry], self._redis.xrange(EVENTS_KEY.format(job_id=job_id)))
-        return [event for _, fields in entries if (event := _decode(fields)) is not None]
+        return [_decode(fields) for _, fields in entries]
 
     def follow(
         self, job_id: str, *, timeout_s: float | None = None, is_over: Callable[[], bool] = lambda: False
@@ -211,10 +234,9 @@ class EventLog:
             over = not entries and is_over()
             for event_id, fields in entries:
                 after = event_id
-                if (event := _decode(fields)) is not None:
-                    yield event
-                    if event.is_last and event_id == entries[-1][0]:  # else somebody has retried a dead job
-                        return
+                yield (event := _decode(fields))
+                if event.is_last and event_id == entries[-1][0]:  # else somebody has retried a dead job
+                    return
 
     def _await(self, job_id: str, after: bytes, block_s: float) -> list["_Entry"]:
         """Entries after an id; waits up to `block_s` for the first."""
@@ -226,12 +248,21 @@ class EventLog:
 _Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields
 
 
-def _decode(fields: dict[bytes, bytes]) -> Event | None:
-    """The event, or None for a kind that only a newer version knows."""
+def _decode(fields: dict[bytes, bytes]) -> Event:
+    """Never fails: whoever can write to Redis, and any later version of this program, may have written it."""
+    text = fields.get(b"event", b"")
     try:
-        return _EVENT.validate_json(fields[b"event"])
+        return _EVENT.validate_json(text)
     except ValidationError:
-        return None
+        return Unknown(told=_name(text))
+
+
+def _name(text: bytes) -> str:
+    try:
+        told = json.loads(text)
+        return f"{str(told['kind'])[:100]!a}, version {str(told.get('version', 1))[:100]}"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "nothing that can be read"
 
 
 def _time_left(job_id: str, deadline: float | None) -> float:

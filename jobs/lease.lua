@@ -14,6 +14,7 @@
 -- ARGV[1] names the function, the rest are its arguments. Keys are made here: a Redis Cluster is not supported.
 
 local LEASES, DEAD, QUARANTINE, BEACON, WAKE = 'h3:leases', 'h3:dead', 'h3:quarantine', 'h3:beacon', 'h3:wake'
+local PAUSED = 'h3:paused' -- names of queues, of which nothing is taken
 local NEVER = 4102444800 -- 2100-01-01
 local RECORD_TTL_S = 30 * 24 * 3600
 local MOST_FATAL, MOST_INTERRUPTIONS = 3, 20
@@ -43,6 +44,7 @@ end
 local function job_key(id) return 'rq:job:' .. id end
 local function queue_key(queue) return 'rq:queue:' .. queue end
 local function losses_key(id) return 'h3:losses:' .. id end
+local function orders_key(worker) return 'h3:orders:' .. worker end
 local function get(id, field) return redis.call('HGET', job_key(id), field) end
 local function origin(id) return get(id, 'origin') or 'default' end
 local function set(id, ...) redis.call('HSET', job_key(id), ...) end
@@ -116,6 +118,19 @@ local function conclude(id, outcome, status, registry, event, record)
   expire(id)
 end
 
+local function is_paused(queue)
+  return redis.call('TYPE', PAUSED).ok == 'set' and redis.call('SISMEMBER', PAUSED, queue) == 1
+end
+
+-- Whether the end of the attempt that holds the lease is asked for. RQ's tools say it in the status.
+local function is_canceled(id, attempt)
+  return get(id, 'h3_cancel') == attempt or get(id, 'status') == 'canceled' or get(id, 'status') == 'stopped'
+end
+
+local function cancel_event(attempt)
+  return string.format('{"kind": "canceled", "attempt": %d}', whole(attempt))
+end
+
 local function dead_event(id, attempt)
   local losses = note('LRANGE', losses_key(id), 0, -1) -- JSON as it is
   return string.format('{"kind": "dead", "attempt": %d, "losses": [%s]}', whole(attempt), table.concat(losses, ', '))
@@ -124,7 +139,12 @@ end
 -- An attempt has ended without a result. `kind`: 'drained' counts as nothing, 'fatal' and 'interrupted' each have a limit.
 local function lose(id, attempt, reason, kind)
   local worker = get(id, 'worker_name') or ''
+  local was_canceled = is_canceled(id, attempt)
   release(id, attempt)
+  if was_canceled then
+    conclude(id, 'canceled', 'canceled', 'canceled', cancel_event(attempt), {})
+    return 'canceled'
+  end
   if kind ~= 'drained' then
     note('RPUSH', losses_key(id),
       cjson.encode({attempt = whole(attempt), worker = worker, kind = kind, reason = reason}))
@@ -176,7 +196,8 @@ function commands.peek(first, most, most_bytes, ...)
   local found, now = {}, now_ms()
   for i, queue in ipairs({...}) do
     found[i] = {}
-    for j, id in ipairs(redis.call('LRANGE', queue_list(queue), first, first + most - 1)) do
+    local ids = is_paused(queue) and {} or redis.call('LRANGE', queue_list(queue), first, first + most - 1)
+    for j, id in ipairs(ids) do
       if #id > 200 then -- put away here: nobody is to read all of it
         local shown = string.sub(id, 1, 200)
         redis.call('LREM', queue_key(queue), 0, id)
@@ -197,6 +218,7 @@ end
 
 -- Take a queued job: its attempt number and what earlier attempts have kept; or why there is nothing to take.
 function commands.claim(queue, id, worker, nonce, lease_ms)
+  if is_paused(queue) then return {'gone'} end
   local is_leased = redis.call('ZSCORE', LEASES, id)
   -- One step, where LMOVE to a list of claimed jobs would be the first of two: no process can die in between.
   local removed = redis.call('LREM', queue_list(queue), 0, id)
@@ -220,7 +242,7 @@ function commands.claim(queue, id, worker, nonce, lease_ms)
     redis.call('HDEL', job_key(id), 'h3_fatal', 'h3_interruptions')
   end
   local attempt = add_one(id, 'h3_attempts')
-  redis.call('HDEL', job_key(id), 'h3_outcome', 'ended_at')
+  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_cancel', 'ended_at')
   set(id, 'status', 'started', 'origin', queue, 'started_at', iso(now), 'last_heartbeat', iso(now), 'worker_name', worker,
     'h3_lease', attempt, 'h3_nonce', nonce, 'h3_began', count(id, 'h3_mark'))
   redis.call('PERSIST', job_key(id))
@@ -276,6 +298,56 @@ function commands.finish(id, attempt, outcome, status, registry, event, ...)
   return outcome
 end
 
+-- Ask for a job's end, or for that of one attempt. 'canceled' if it waited; 'asked' if its attempt runs, which stops as
+-- soon as it can; else why not: 'unknown', 'other' and the attempt that runs, if any, 'ended' and how.
+function commands.cancel(id, attempt)
+  if not is_hash(job_key(id)) then return {'unknown', ''} end
+  local is_leased = redis.call('ZSCORE', LEASES, id)
+  local running = is_leased and get(id, 'h3_lease') or ''
+  if not is_leased then
+    local outcome = get(id, 'h3_outcome')
+    if outcome and (outcome == 'finished' or get(id, 'status') ~= 'queued') then return {'ended', outcome} end
+  end
+  if attempt ~= '' and attempt ~= running then return {'other', running} end
+  if is_leased then
+    set(id, 'h3_cancel', running)
+    return {'asked', running}
+  end
+  redis.call('LREM', queue_list(origin(id)), 0, id)
+  conclude(id, 'canceled', 'canceled', 'canceled', cancel_event('0'), {})
+  return {'canceled', ''}
+end
+
+-- What is asked of a worker, and of the attempt it runs ('' for none): {0 or 1: to take nothing, to leave, to stop the attempt}
+-- Each name is one that the worker goes by.
+function commands.orders(id, attempt, ...)
+  local pause, leave = 0, 0
+  for _, name in ipairs({...}) do
+    if redis.call('TYPE', orders_key(name)).ok == 'hash' then
+      local orders = redis.call('HMGET', orders_key(name), 'pause', 'drain')
+      if orders[1] then pause = 1 end
+      if orders[2] then leave = 1 end
+    end
+  end
+  local cancel = id ~= '' and holds(id, attempt) and is_canceled(id, attempt) and 1 or 0
+  return {pause, leave, cancel}
+end
+
+-- Make way for a waiting job: 1 for one worker, once.
+function commands.make_way(id, worker)
+  if not is_hash(job_key(id)) or get(id, 'status') ~= 'queued' then return 0 end
+  return redis.call('HSETNX', job_key(id), 'h3_makes_way', worker)
+end
+
+-- End a queued job that is no longer wanted. Never touches one that runs.
+function commands.give_up(queue, id, event, ...)
+  if redis.call('ZSCORE', LEASES, id) or not is_hash(job_key(id)) then return 0 end
+  if redis.call('LREM', queue_list(queue), 0, id) == 0 then return 0 end
+  set(id, 'origin', queue)
+  conclude(id, 'failed', 'failed', 'failed', event, {...})
+  return 1
+end
+
 -- Put away what is no render job, with the reason. Never touches a job that runs.
 function commands.quarantine(queue, id, reason, event, ...)
   local is_leased = #id <= 200 and redis.call('ZSCORE', LEASES, id)
@@ -313,7 +385,7 @@ function commands.reap(lease_ms, longest_gap_ms, run_id)
       local kind = count(id, 'h3_mark') > count(id, 'h3_began') and 'interrupted' or 'fatal'
       local reason = 'the lease ran out: ' .. (get(id, 'worker_name') or 'its worker') .. ' is gone'
       local place = lose(id, get(id, 'h3_lease') or '0', reason, kind)
-      table.insert(place == 'dead' and dead or queued, id)
+      if place ~= 'canceled' then table.insert(place == 'dead' and dead or queued, id) end
     else
       redis.call('ZREM', LEASES, id) -- its record was deleted
     end

@@ -24,6 +24,7 @@ BEATS_A_LEASE = 6  # so that a few may be lost
 MOST_CALL_BYTES = 256 * 1024  # of a queued job, compressed
 MOST_REASON_LETTERS = 2000  # of what a loss, which stays with its job, is told with
 WAKE_CHANNEL = "h3:wake"  # gets the id of each job that is queued
+PAUSED_KEY = "h3:paused"  # names of queues of which nothing is taken
 LEASES_KEY, DEAD_KEY, QUARANTINE_KEY, LOSSES_KEY = "h3:leases", "h3:dead", "h3:quarantine", "h3:losses:{job_id}"
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text()
 
@@ -41,6 +42,7 @@ class Place(StrEnum):
 
     QUEUED = "queued"
     DEAD = "dead"
+    CANCELED = "canceled"  # somebody has asked for it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,15 @@ class Reaped:
     quiet_s: float  # nothing is taken back for so long, because nobody could have kept a lease
     queued: tuple[str, ...]
     dead: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is asked of a worker."""
+
+    pause: bool = False  # to take no job
+    leave: bool = False  # to end, as by SIGTERM
+    cancel: bool = False  # to stop the attempt it runs
 
 
 class LeaseScript:
@@ -114,6 +125,10 @@ class Lease:
         """The job cannot be done, by anybody."""
         record = rq_record(self.job_id, RQResult.Type.FAILED, self.worker, exc_string=printable(text))
         self._conclude("failed", "failed", "failed", event, record)
+
+    def cancel(self, event: Event) -> None:
+        """The job is no longer wanted."""
+        self._conclude("canceled", "canceled", "canceled", event, [])
 
     def _conclude(self, outcome: str, status: str, registry: str, event: Event, record: Sequence[str]) -> None:
         reply = self._call("finish", outcome, status, registry, event.model_dump_json(), *record)
@@ -172,6 +187,21 @@ class Leases:
             worker,
             nonce,
         )
+
+    def read_orders(self, names: Iterable[str], lease: Lease | None, redis: Redis | None = None) -> Orders:
+        """What is asked of a worker that goes by these names and runs this."""
+        running = ("", "") if lease is None else (lease.job_id, lease.attempt)
+        pause, leave, cancel = self._script.call("orders", *running, *names, client=redis)
+        return Orders(bool(pause), bool(leave), bool(cancel))
+
+    def make_way(self, job_id: str, worker: str, redis: Redis | None = None) -> bool:
+        """Whether this worker is the one to put its job back for a waiting one; it is asked of one only."""
+        return bool(self._script.call("make_way", job_id, worker, client=redis))
+
+    def give_up(self, waiting: Waiting, event: Event, text: str, worker: str) -> None:
+        """End a queued job that nobody wants any more; no-op if it is queued no longer."""
+        record = rq_record(waiting.job_id, RQResult.Type.FAILED, worker, exc_string=text)
+        self._script.call("give_up", waiting.queue, waiting.job_id, event.model_dump_json(), *record)
 
     def quarantine(self, waiting: Waiting, reason: str, event: Event, worker: str) -> None:
         """Put away what is no job of ours."""

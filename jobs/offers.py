@@ -1,13 +1,8 @@
 """What workers can serve, and what a request needs: matched before a job is taken."""
 
-from typing import Self, cast
-
-from pydantic import BaseModel, ConfigDict, ValidationError
-from redis import Redis
+from pydantic import BaseModel, ConfigDict
 
 from jobs.request import Mode, Precision, ResolvedRequest
-
-OFFER_FIELD = "h3_offer"  # on RQ's record of a worker, which expires with it
 
 
 class Offer(BaseModel):
@@ -34,31 +29,12 @@ class Offer(BaseModel):
             return f"memory for {request.width}x{request.height}, {request.frames} frames"
         return ""
 
-    @classmethod
-    def parse(cls, text: str | bytes) -> Self | None:
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError:
-            return None
+    def limited_to(self, most_pixels: int) -> "Offer":
+        """At most this, whatever was predicted."""
+        limit = most_pixels if self.most_pixels is None else min(most_pixels, self.most_pixels)
+        return self.model_copy(update={"most_pixels": limit})
 
 
 def count_pixels(request: ResolvedRequest) -> int:
     """Of all frames together."""
     return request.width * request.height * request.frames
-
-
-def read_offers(redis: Redis) -> list[Offer]:
-    """Of every worker that is alive."""
-    with redis.pipeline(transaction=False) as pipeline:
-        for worker in redis.smembers("rq:workers"):
-            pipeline.hget(cast(bytes, worker).decode("utf-8", "surrogateescape"), OFFER_FIELD)
-        told = pipeline.execute(raise_on_error=False)
-    return [offer for text in told if isinstance(text, bytes) and (offer := Offer.parse(text))]
-
-
-def explain_waiting(request: ResolvedRequest, queue: str, offers: list[Offer]) -> str:
-    """Why nobody will take a job as things are; empty if somebody can."""
-    missing = [offer.missing(request, queue) for offer in offers]
-    if not all(missing):
-        return ""
-    return f"waiting: no worker with {' or '.join(sorted(set(missing)))}" if missing else "waiting: no worker is alive"

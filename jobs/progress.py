@@ -48,10 +48,14 @@ def describe(event: Event) -> str:
             return f"attempt {attempt} lost, the job waits for another: {reason}"
         case events.Failed(reason=reason):
             return f"failed: {reason}"
+        case events.Canceled():
+            return "canceled"
         case events.Dead(losses=losses):
             return f"dead after {len(losses)} lost attempts, the last one: {losses[-1].reason}" if losses else "dead"
         case events.Retried():
             return "queued again"
+        case events.Unknown(told=told):
+            return f"news that this version of h3render does not know ({told}): upgrade it"
 
 
 def _draw_bars(stream: Iterable[Event], console: Console) -> Event | None:
@@ -105,7 +109,7 @@ class _Bars:
                 self._progress.update(self._decode, completed=index + 1, note="playable")
             case events.Finished():
                 self._finish(self._decode, note="")
-            case events.AttemptLost() | events.Failed() | events.Dead() | events.Retried():
+            case events.AttemptLost() | events.Failed() | events.Canceled() | events.Dead() | events.Retried():
                 self._progress.console.print(describe(event), markup=False)
 
     def _start(self, bar: TaskID, note: str) -> None:

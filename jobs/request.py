@@ -10,18 +10,19 @@ import re
 import secrets
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from jobs.errors import RequestInvalid
+from jobs.errors import RequestInvalid, RequestTooNew
 
 FPS = 24
 SIDE_STEP = 32  # pixels; one token of the video model
 LONGEST_SIDE = 4096
 CLIP_FRAMES, TAIL_FRAMES = 17, 5  # valid frame counts are 17n + 5
 FEWEST_FRAMES = CLIP_FRAMES + TAIL_FRAMES
+VERSION: Final = 1  # of a request's fields; a worker leaves a job with a later one to newer workers
 MOST_FRAMES = 362  # 15 s, the longest the model was trained on
 LARGEST_AREA = 768 * 1344  # pixels; a snapped size stays within it
 
@@ -69,6 +70,7 @@ Aspect = Annotated[str, AfterValidator(_check_aspect)]
 Steps = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Cadence = Annotated[int, Field(ge=0, le=1000)]
+Deadline = Annotated[float, Field(gt=0, le=30 * 24 * 3600, strict=False)]
 
 
 class Mode(StrEnum):
@@ -98,11 +100,14 @@ class _Common(BaseModel):
     checkpoint_every: Cadence = 2  # steps between checkpoints; 0 for only the last
     mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO  # JSON has no enums
     precision: Annotated[Precision, Field(strict=False)] = Precision.AUTO
+    deadline_s: Deadline | None = None  # from the submit; a job without a result by then fails
+    preempt: bool = False  # in queue `high`: a running job of queue `batch` may be put back for it
 
 
 class ResolvedRequest(_Common):
     """One render, fully decided: what the queue carries and a result records."""
 
+    version: Literal[1] = VERSION
     width: Side  # pixels
     height: Side
     frames: Frames
@@ -156,7 +161,10 @@ class GenerateRequest(_Common):
 
 
 def parse_resolved(fields: object) -> ResolvedRequest:
-    """Check what came out of a queue. Raises RequestInvalid."""
+    """Check what came out of a queue. Raises RequestInvalid, and RequestTooNew for a later version's."""
+    version = fields.get("version", VERSION) if isinstance(fields, dict) else VERSION
+    if isinstance(version, int) and version > VERSION:
+        raise RequestTooNew(f"the request has version {version}; this program reads {VERSION}: upgrade it")
     try:
         return ResolvedRequest.model_validate(fields)
     except ValidationError as exc:

@@ -3,12 +3,23 @@
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jobs.events import Finished
 from jobs.request import ResolvedRequest
 from worker import items
-from worker.errors import TOLD_TO_STOP, AttemptLost, Interrupted, RequestRefused, Stalled, WorkerError
+from worker.errors import (
+    TOLD_TO_STOP,
+    AttemptLost,
+    Interrupted,
+    OutOfMemory,
+    RequestRefused,
+    Stalled,
+    Superseded,
+    WorkerError,
+)
 from worker.items import Item
 from worker.mgpu import (
     AsymmetricRunnerError,
@@ -16,6 +27,7 @@ from worker.mgpu import (
     ControllerShutdownError,
     FatalFleetError,
     MGPUController,
+    RankOutOfMemoryError,
     Stream,
     SymmetricRunnerError,
 )
@@ -23,6 +35,27 @@ from worker.outputs import Outputs
 from worker.stall import StallWatch
 
 SETTLE_S = 5.0  # for what a lost attempt has under way; whoever told us to stop waits too
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an attempt stands."""
+
+    phase: Literal["begin", "text", "denoise", "decode", "upload"] = "begin"
+    step: int = 0
+    steps: int = 0
+
+    def after(self, item: Item) -> "Progress":
+        match item:
+            case items.TextEncoded():
+                return Progress("denoise", self.step, self.steps)
+            case items.StepDone(step, steps):
+                return Progress("denoise" if step < steps else "decode", step, steps)
+            case items.StreamHeader() | items.Segment():
+                return Progress("decode", self.step, self.steps)
+            case items.Finished():
+                return Progress("upload", self.step, self.steps)
+        return self
 
 
 class Attempt:
@@ -37,6 +70,7 @@ class Attempt:
         self._outputs: Outputs | None = None  # while they may hang
         self._is_over = False
         self._lock = threading.Lock()
+        self.progress = Progress()  # for who looks from outside
 
     def run(self, outputs: Outputs) -> Finished:
         """The committed result. Raises a WorkerError that says what becomes of job and fleet."""
@@ -54,7 +88,7 @@ class Attempt:
         try:
             return outputs.commit(self._render(outputs, folder))
         except WorkerError as exc:
-            if exc.job_may_retry:  # whatever has been done need not be done again
+            if not isinstance(exc, Superseded):  # whatever has been done need not be done again
                 outputs.settle(SETTLE_S)
             raise
         finally:
@@ -68,7 +102,7 @@ class Attempt:
         outputs.close()
 
     def abort(self, verdict: WorkerError) -> None:
-        """End it from another thread: between two steps, or at once if the fleet is not healthy."""
+        """End it from another thread: between two steps, or at once if the fleet is not healthy. May be repeated."""
         with self._lock:
             if self._is_over or (self._verdict is not None and not self._verdict.fleet_is_healthy):
                 return  # the fleet is the next attempt's by now, or is being ended already
@@ -76,10 +110,16 @@ class Attempt:
                 self._verdict = verdict
             stream = self._stream
         if not verdict.fleet_is_healthy:
+            if stream is None and (outputs := self._outputs) is not None:
+                outputs.give_up(verdict)  # the fleet is done: what is left is to wait for uploads
             # In a thread: it waits for the ranks, and who calls has other things to watch.
             threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}, daemon=True).start()
         elif stream is not None:
             stream.request_stop(type(verdict).__name__)
+
+    def step_left_s(self) -> float | None:
+        """What the step under way will still take; None if there is no telling."""
+        return self._watch.step_left_s(time.monotonic())
 
     def is_stalled(self) -> bool:
         """Whether the fleet is silent for too long; then it is ended. An upload that hangs ends the attempt, too."""
@@ -103,6 +143,7 @@ class Attempt:
         if verdict is not None:
             stream.request_stop(type(verdict).__name__)
         self._watch.begin(shape, time.monotonic())
+        self.progress = Progress("text", 0 if resume is None else resume.step, self._request.steps)
         try:
             finished = self._ship(stream, outputs)
         except (SymmetricRunnerError, AsymmetricRunnerError, ControllerShutdownError, FatalFleetError) as exc:
@@ -110,8 +151,8 @@ class Attempt:
         finally:
             with self._lock:
                 self._stream = None
-        if self._verdict is not None:
-            raise self._verdict
+        if self._verdict is not None and (finished is None or not self._verdict.job_may_retry):
+            raise self._verdict  # else it was told too late to stop: to publish what is finished is quicker
         if finished is None:
             raise AttemptLost("the runner ended without yielding Finished")
         return finished
@@ -121,6 +162,7 @@ class Attempt:
         try:
             for item in map(_checked, stream):
                 self._watch.saw(item)
+                self.progress = self.progress.after(item)
                 if isinstance(item, items.Finished):
                     finished = item
                 else:
@@ -144,6 +186,8 @@ class Attempt:
                 return RequestRefused(str(error))
             case ControllerShutdownError():
                 return Interrupted(TOLD_TO_STOP)
+            case RankOutOfMemoryError():
+                return OutOfMemory(str(error))
         return AttemptLost(f"{type(error).__name__}: {error}")
 
 

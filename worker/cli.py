@@ -7,30 +7,45 @@ from typing import Annotated
 
 import typer
 
+import jobs.operator_cli
 from jobs.cli import StoreUrl, Url, plain_errors, read_settings
+from jobs.errors import RedisRefused, RedisUnavailable, StoreRefused, StoreUnavailable
 from jobs.queues import QueueName
-from worker.errors import StartRefused, WorkerError
+from worker.errors import StartRefused, Unhealthy, WorkerError
 from worker.settings import Backend, WorkerSettings
 
 app = typer.Typer()
 
+# As in docs/operations.md. The last two are those of sysexits.h for what they mean.
+EXIT_FAILED, EXIT_WRONG_USAGE, EXIT_TRY_LATER, EXIT_UNHEALTHY = 1, 2, 75, 78
+
 DEMO_PROMPT = "a paper boat drifting over a puddle while rain patters on a tin roof"
 
 
-@app.command()
+worker_app = typer.Typer(invoke_without_command=True)
+worker_app.add_typer(jobs.operator_cli.worker_app)
+app.add_typer(worker_app, name="worker")
+
+
+@worker_app.callback()
 def worker(
-    checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint [env: H3_MODEL_PATH]")] = None,
-    ranks: Annotated[int | None, typer.Option(help="Rank processes [env: H3_WORLD_SIZE; else one a GPU]")] = None,
-    backend: Annotated[Backend | None, typer.Option(help="[env: H3_BACKEND]")] = None,
-    runner: Annotated[str | None, typer.Option(help="module:class [env: H3_RUNNER]")] = None,
+    context: typer.Context,
+    checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="(env: H3_BACKEND)")] = None,
+    runner: Annotated[str | None, typer.Option(help="module:class (env: H3_RUNNER)")] = None,
     queue: Annotated[
-        list[str] | None, typer.Option(help="Served in this order; repeatable [default: high, default, batch]")
+        list[str] | None, typer.Option(help="Served in this order; repeatable (default: high, default, batch)")
     ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="End when the queues are empty.")] = False,
+    name: Annotated[str | None, typer.Option(help="(env: H3_WORKER_NAME; else the host's)")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Of /metrics and /healthz (env: H3_METRICS_PORT)")] = None,
     url: Url = None,
     store: StoreUrl = None,
 ) -> None:
     """Take jobs from the queue and render them on this machine's GPUs, one at a time."""
+    if context.invoked_subcommand is not None:
+        return
     from worker.logs import configure_logs
     from worker.serve import serve
 
@@ -43,6 +58,8 @@ def worker(
             runner=runner,
             redis_url=url,
             store_url=store,
+            worker_name=name,
+            metrics_port=metrics_port,
         )
         configure_logs(settings.log_format)
         serve(settings, queue or list(QueueName), burst=burst)
@@ -50,12 +67,25 @@ def worker(
 
 @contextmanager
 def start_refusals() -> Iterator[None]:
-    """Say why there is no worker, without a traceback of ours: exit 2 for what a person can mend, else 1."""
+    """Say why there is no worker, without a traceback of ours; the exit code tells a supervisor what to do about it."""
     try:
         yield
-    except WorkerError as exc:
+    except (RedisRefused, StoreRefused):
+        raise  # a person has to act
+    except (WorkerError, RedisUnavailable, StoreUnavailable) as exc:
         typer.echo(str(exc), err=True)
-        raise typer.Exit(2 if isinstance(exc, StartRefused) else 1) from exc
+        raise typer.Exit(_exit_code(exc)) from exc
+
+
+def _exit_code(error: Exception) -> int:
+    match error:
+        case StartRefused():
+            return EXIT_WRONG_USAGE
+        case Unhealthy():
+            return EXIT_UNHEALTHY
+        case RedisUnavailable() | StoreUnavailable():
+            return EXIT_TRY_LATER
+    return EXIT_FAILED
 
 
 @app.command()

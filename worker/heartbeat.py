@@ -20,10 +20,20 @@ log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Calls `beat` with its client every `beat_s`, and `look` more often, until closed."""
+    """Calls `beat` with its client every `beat_s` until closed.
+
+    look  called more often, about once a second; it must not wait
+    ask   likewise, with the client, while Redis answers
+    """
 
     def __init__(
-        self, redis_url: str, beat_s: float, *, beat: Callable[[Redis], None], look: Callable[[], None]
+        self,
+        redis_url: str,
+        beat_s: float,
+        *,
+        beat: Callable[[Redis], None],
+        look: Callable[[], None],
+        ask: Callable[[Redis], None],
     ) -> None:
         # Not the worker's client: a blocked or broken connection there must not stop the beats.
         self._redis = Redis.from_url(
@@ -32,7 +42,8 @@ class Heartbeat:
             socket_connect_timeout=ANSWER_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
         )
-        self._beat_s, self._beat, self._look = beat_s, beat, look
+        self._beat_s, self._beat, self._look, self._ask = beat_s, beat, look, ask
+        self.is_answered = True  # by Redis, the last time
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -52,12 +63,15 @@ class Heartbeat:
         while not self._closed.wait(min(self._beat_s / _LOOKS_A_BEAT, _LONGEST_LOOK_S)):
             try:
                 self._look()
-                if time.monotonic() < beat_at:
-                    continue
-                beat_at = time.monotonic() + self._beat_s
-                self._beat(self._redis)
-                silent_since = time.monotonic()
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + self._beat_s
+                    self._beat(self._redis)
+                    self.is_answered = True
+                elif self.is_answered:
+                    self._ask(self._redis)
+                silent_since = time.monotonic() if self.is_answered else silent_since
             except RedisError as exc:
+                self.is_answered = False
                 silent_s = round(time.monotonic() - silent_since)
                 log.error("unhealthy: Redis does not answer", error=str(exc), silent_s=silent_s)  # noqa: TRY400
             except Exception:

@@ -20,14 +20,17 @@ Answer = TypeVar("Answer")
 log = structlog.get_logger()
 
 
-def insist(ask: Callable[[], Answer]) -> Answer:
-    """Ask again while Redis does not answer, for up to OUTAGE_S: an outage must not cost a render."""
+def insist(ask: Callable[[], Answer], *, unless: Callable[[], bool] = lambda: False) -> Answer:
+    """Ask again while Redis does not answer, for up to OUTAGE_S: an outage must not cost a render.
+
+    unless  asked after each failure: whether there is no time left to try again
+    """
     deadline = time.monotonic() + OUTAGE_S
     while True:
         try:
             return ask()
         except RedisError as exc:
-            if not is_outage(exc) or time.monotonic() > deadline:
+            if not is_outage(exc) or time.monotonic() > deadline or unless():
                 raise
             log.warning("Redis does not answer, trying again", error=str(exc))
             time.sleep(_RETRY_S)

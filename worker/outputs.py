@@ -153,6 +153,11 @@ class Outputs:
             self._uploads.give_up(error)
             self._on_failure(error)
 
+    def give_up(self, error: WorkerError) -> None:
+        """Whoever waits for what is on its way hears of this instead."""
+        for lane in (self._uploads, self._news):
+            lane.give_up(error)
+
     def settle(self, timeout_s: float) -> None:
         """Give what is on its way, the last checkpoint above all, some time to arrive."""
         deadline = time.monotonic() + timeout_s

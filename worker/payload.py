@@ -5,7 +5,7 @@ import re
 import zlib
 from functools import lru_cache
 
-from jobs.errors import RequestInvalid
+from jobs.errors import RequestInvalid, RequestTooNew
 from jobs.lease import MOST_REASON_LETTERS, Waiting, printable
 from jobs.queues import JOB_FUNCTION
 from jobs.request import ResolvedRequest, parse_resolved
@@ -18,7 +18,7 @@ UNREADABLE = "job carries no readable call: submit it with `h3render submit` or 
 
 
 def read_waiting(waiting: Waiting) -> ResolvedRequest:
-    """The request of a queued job. Raises RequestRefused."""
+    """The request of a queued job. Raises RequestRefused, and RequestTooNew for what newer workers can read."""
     if waiting.problem:
         raise RequestRefused(waiting.problem)
     if not JOB_ID.fullmatch(waiting.job_id):
@@ -28,7 +28,10 @@ def read_waiting(waiting: Waiting) -> ResolvedRequest:
 
 @lru_cache(maxsize=10_000)  # jobs that this worker cannot serve are looked at again and again
 def read_request(call: bytes) -> ResolvedRequest:
-    """The request in a call of our one function, as RQ writes it. Raises RequestRefused for anything else."""
+    """The request in a call of our one function, as RQ writes it.
+
+    Raises RequestRefused for anything else, and RequestTooNew.
+    """
     try:
         function, instance, arguments, keywords = json.loads(_inflate(call))
         request = keywords.get("request")
@@ -42,6 +45,8 @@ def read_request(call: bytes) -> ResolvedRequest:
         raise RequestRefused(f"the request has {len(request)} fields")
     try:
         return parse_resolved(request)
+    except RequestTooNew:
+        raise
     except RequestInvalid as exc:
         raise RequestRefused(printable(str(exc))[:MOST_REASON_LETTERS]) from exc
 

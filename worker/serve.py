@@ -2,25 +2,33 @@
 
 import importlib
 import os
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import structlog
 import torch
+from redis import Redis
+from redis.exceptions import RedisError
 
 from jobs.connection import connect, redis_url, require_usable
+from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
 from jobs.store import open_store
-from worker.errors import FleetNotStarted, StartRefused
-from worker.mgpu import FatalFleetError, MGPUController, MGPURunner, RunnerError
+from jobs.workers import WorkerState, write_worker
+from worker.errors import TOLD_TO_STOP, FleetNotStarted, Interrupted, StartRefused, Unhealthy
+from worker.life import FailedStart, Life, hold_signals, start_over
+from worker.mgpu import ControllerShutdownError, FatalFleetError, MGPUController, MGPURunner, RunnerError
 from worker.rq_worker import ANSWER_TIMEOUT_S, RenderWorker
 from worker.settings import Backend, WorkerSettings
+from worker.standing import Standing
 
 CPU_WORLD_SIZE = 2
+END_TIMEOUT_S = 5.0  # of an idle fleet
+RETRY_S = 1.0  # and longer each time, after a fleet that did not start
 
 log = structlog.get_logger()
 
@@ -28,9 +36,10 @@ log = structlog.get_logger()
 def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> None:
     """Serve until told to stop (or, with `burst`, until the queues are empty).
 
-    Everything that can be refused is refused before the model is loaded. Raises RedisUnavailable, StoreUnavailable,
-    StartRefused, FleetNotStarted.
+    Starts over in the same process when the fleet is lost, or does not start. Everything that can be refused is refused
+    before the model is loaded. Raises RedisUnavailable, StoreUnavailable, StartRefused, and Unhealthy.
     """
+    life = Life.take_up()
     redis = connect(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=0)  # the worker tries again by itself
     require_usable(redis)
     store = open_store(settings.store_url)
@@ -40,15 +49,36 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     world_size = choose_world_size(settings.world_size, backend)
     runner, setup = choose_runner(settings, world_size)
     offer = read_offer(runner, world_size, setup, backend).model_copy(update={"queues": tuple(map(str, queues))})
-    controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu")
+    if life.most_pixels is not None:
+        offer = offer.limited_to(life.most_pixels)
+    controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu", self_test=True)
+    gpus = visible_gpus(world_size) if backend == "nccl" else ()
+    standing = Standing(settings.worker_name, life, offer, controller, gpus, settings.lease_s / BEATS_A_LEASE)
+    worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, standing, life)
     try:
-        start(controller, settings, setup)
-        worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, offer)
-        worker.serve(burst=burst)
+        worker.serve(burst=burst, start=lambda: start(controller, settings, setup))
+    except FleetNotStarted as exc:
+        try_again(worker, standing, redis, exc)
     finally:
-        controller.shutdown(graceful_timeout=5.0)
+        controller.shutdown(graceful_timeout=END_TIMEOUT_S)
+    hold_signals()  # one that comes from here on is heard by the next life
     if worker.must_restart:
-        restart()
+        start_over(worker.life.with_started_fleet(), worker.why_replaced)
+
+
+def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: FleetNotStarted) -> NoReturn:
+    """Start over after a fleet that did not start. Raises Unhealthy if that has been tried in vain."""
+    life = worker.life.with_failed_start(error.failed_start)
+    if not life.is_hopeless:
+        time.sleep(RETRY_S * len(life.failed_starts))
+        hold_signals()
+        start_over(life, str(error))
+    reason = f"the fleet did not start {len(life.failed_starts)} times in a row: {error}"
+    try:
+        write_worker(redis, standing.record(WorkerState.UNHEALTHY, reason))
+    except RedisError as exc:
+        log.warning("Redis cannot be told that this worker is unhealthy", error=str(exc))
+    raise Unhealthy(reason) from error
 
 
 def check_spool(folder: Path | None) -> None:
@@ -58,12 +88,15 @@ def check_spool(folder: Path | None) -> None:
 
 
 def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:
-    """Load the model on every rank. Raises FleetNotStarted."""
+    """Load the model on every rank. Raises FleetNotStarted, and Interrupted if it was shut down meanwhile."""
     log.info("starting the fleet", runner=settings.runner, model=str(settings.model_path))
+    began_at = time.monotonic()
     try:
         controller.start(timeout=timedelta(seconds=settings.start_timeout_s), **setup)
+    except ControllerShutdownError as exc:
+        raise Interrupted(TOLD_TO_STOP) from exc
     except FatalFleetError as exc:
-        raise FleetNotStarted(str(exc)) from exc
+        raise FleetNotStarted(str(exc), FailedStart(began_at=began_at, ended_at=time.monotonic())) from exc
 
 
 def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPURunner], dict[str, object]]:
@@ -121,7 +154,7 @@ def choose_world_size(wanted: int | None, backend: Literal["nccl", "gloo"]) -> i
     return wanted or gpus
 
 
-def restart() -> None:
-    """Become a fresh worker under the same pid: a fleet that lost a rank cannot be trusted again."""
-    log.warning("restarting after a lost fleet")
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  our own command line
+def visible_gpus(world_size: int) -> tuple[str, ...]:
+    """As the driver's tools name those that the ranks use."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return tuple(named or map(str, range(world_size)))[:world_size]

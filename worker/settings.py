@@ -2,11 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from jobs.lease import LEASE_S
 from jobs.settings import ClientSettings, default_cache_dir
+
+WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 
 
 class Backend(StrEnum):
@@ -39,6 +42,13 @@ class WorkerSettings(ClientSettings):
     step_timeout_s: PositiveFloat = 180.0  # or ten times the median step, if that is more
     clip_timeout_s: PositiveFloat = 120.0  # to decode one
     upload_timeout_s: PositiveFloat = 300.0  # of one piece, tries and all
+    denoise_timeout_s: PositiveFloat = 4 * 3600.0  # all steps of an attempt
+    decode_timeout_s: PositiveFloat = 3600.0  # all its clips
+    drain_s: PositiveFloat = 25.0  # from SIGTERM to the end of the process
+    worker_name: WorkerName | None = None  # else the host's name
+    rss_growth_bytes: PositiveInt = 16 << 30  # of all ranks since their first job; beyond, the fleet is replaced
+    vram_growth_bytes: PositiveInt = 8 << 30  # likewise, of all its GPUs
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # else no metrics are served
     lease_s: PositiveFloat = LEASE_S  # the same for every worker of a queue
     longest_wait_s: PositiveFloat = 1800.0  # a job of a later queue that has waited so long is next
     spool_bytes: PositiveInt = 20 << 30  # of files that wait for their upload

@@ -1,4 +1,4 @@
-"""How long a healthy fleet may be silent, by what it is doing. Knows no clock: the time is an argument."""
+"""How long a healthy fleet may be silent, and how long a phase may take. Knows no clock: the time is an argument."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ class StallLimits:
     first_step_s: float = 600.0  # of a shape: kernels are compiled and tuned
     step_s: float = 180.0  # at least
     clip_s: float = 120.0
+    denoise_s: float = 4 * 3600.0  # all steps of an attempt, its text included
+    decode_s: float = 3600.0  # all clips
 
 
 @dataclass(slots=True)
@@ -34,9 +36,10 @@ class StallWatch:
     _shape: Shape = (0, 0, 0)
     _awaited: str = "step"
     _since: float | None = None
+    _phase_began: float | None = None  # until it goes on
 
     def begin(self, shape: Shape, now: float) -> None:
-        self._shape, self._awaited, self._since = shape, "step", now
+        self._shape, self._awaited, self._since, self._phase_began = shape, "step", now, now
 
     def saw(self, item: Item) -> None:
         """Note what was yielded, and pause."""
@@ -44,12 +47,19 @@ class StallWatch:
         match item:
             case items.StepDone(step, steps, _, seconds):
                 self._steps[self._shape] = [*self._steps[self._shape], seconds][-MOST_REMEMBERED:]
-                self._awaited = "step" if step < steps else "clip"
+                self._await("step" if step < steps else "clip")
             case items.StreamHeader() | items.Segment():
-                self._awaited = "clip"
+                self._await("clip")
+
+    def _await(self, awaited: str) -> None:
+        if awaited != self._awaited:
+            self._phase_began = None
+        self._awaited = awaited
 
     def expect(self, now: float) -> None:
         """The fleet goes on from here."""
+        if self._phase_began is None:
+            self._phase_began = now
         self._since = now
 
     def pause(self) -> None:
@@ -58,10 +68,26 @@ class StallWatch:
     def overdue(self, now: float) -> str:
         """What is overdue, in words; empty if nothing is."""
         since, awaited, limit_s = self._since, self._awaited, self.limit_s
+        phase_s, phase_limit_s = now - (self._phase_began or now), self._phase_limit_s
         # Asked from another thread: an item that was seen meanwhile has its own limit, and began anew.
-        if since is None or since != self._since or now - since <= limit_s:
+        if since is None or since != self._since:
             return ""
-        return f"no {awaited} for {now - since:.0f} s (limit {limit_s:.0f} s)"
+        if now - since > limit_s:
+            return f"no {awaited} for {now - since:.0f} s (limit {limit_s:.0f} s)"
+        if phase_s > phase_limit_s:
+            return f"its {awaited}s have taken {phase_s:.0f} s (limit {phase_limit_s:.0f} s)"
+        return ""
+
+    def step_left_s(self, now: float) -> float | None:
+        """What the step under way will still take, by the median of the shape's; None if there is no telling."""
+        since, steps = self._since, self._steps.get(self._shape)
+        if since is None or self._awaited != "step" or not steps:
+            return None
+        return max(0.0, since + median(steps) - now)
+
+    @property
+    def _phase_limit_s(self) -> float:
+        return self.limits.denoise_s if self._awaited == "step" else self.limits.decode_s
 
     @property
     def limit_s(self) -> float:

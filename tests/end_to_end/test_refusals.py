@@ -30,11 +30,16 @@ def test_a_wrong_request_is_refused_before_it_is_queued(redis_url, file_store_ur
         assert redis.keys() == []
 
 
-@pytest.mark.parametrize("command", [["submit", "a"], ["watch", "j"], ["status", "j"], ["worker"]])
-def test_a_redis_that_does_not_answer_is_named(command, checkpoint):
-    stderr = refused(*command, "--url", "redis://127.0.0.1:1/0", H3_MODEL_PATH=str(checkpoint))
-    assert "Redis at redis://127.0.0.1:1/0 does not answer" in stderr
-    assert "REDIS_URL" in stderr
+@pytest.mark.parametrize(
+    ("command", "code"), [(["submit", "a"], 2), (["watch", "j"], 2), (["status", "j"], 2), (["worker"], 75)]
+)
+def test_a_redis_that_does_not_answer_is_named(command, code, checkpoint):
+    """A worker's supervisor is told to try again later: it may have been started before the server."""
+    done = run(*command, "--url", "redis://127.0.0.1:1/0", H3_MODEL_PATH=str(checkpoint))
+    assert done.returncode == code
+    assert "Redis at redis://127.0.0.1:1/0 does not answer" in done.stderr
+    assert "REDIS_URL" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

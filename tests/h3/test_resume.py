@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from h3.errors import ResumeRefused
 from h3.provenance import Provenance
 from h3.resume import load_progress, save_progress
-from h3.runner import H3Runner
+from h3.runner import Cadence, H3Runner, identify
 from h3.sampler import Latents
 from jobs.request import GenerateRequest
 from worker.items import Checkpoint, Finished, Resume, Segment, StepDone, StreamHeader
@@ -82,6 +82,63 @@ def test_a_stream_of_another_encoder_is_begun_anew(fleet, whole, tmp_path):
     assert told["resumed"]["segments"] == 0
 
 
+def stop_after(fleet, folder, seen, resume=None, request=REQUEST):
+    """What a render yields that is asked to stop once it has yielded this."""
+    stream, items = fleet.stream(request=request, work_dir=str(folder), resume=resume), []
+    for item in stream:
+        items.append(item)
+        if seen(item):
+            stream.request_stop()
+    return items
+
+
+def test_a_render_that_is_stopped_leaves_a_checkpoint_of_its_last_step_and_goes_on_with_the_same_bits(
+    fleet, whole, tmp_path
+):
+    request = REQUEST.model_copy(update={"steps": 30, "checkpoint_every": 0})
+    folders = [tmp_path / name for name in ("whole", "stopped", "again")]
+    for folder in folders:
+        folder.mkdir()
+    _, undisturbed = render(fleet, folders[0], request=request)
+    stopped = stop_after(fleet, folders[1], lambda item: isinstance(item, StepDone) and item.step == 2, None, request)
+    last = of(stopped, StepDone)[-1].step
+    assert last < 30
+    [checkpoint] = of(stopped, Checkpoint)
+    assert checkpoint.step == last
+    assert stopped[-1] is checkpoint
+    again, told = render(fleet, folders[2], Resume(last, checkpoint.path), request)
+    assert of(again, StepDone)[0].step == last + 1
+    assert told["latents_sha256"] == undisturbed["latents_sha256"]
+
+
+def test_a_decode_stops_between_two_clips(fleet, whole, tmp_path):
+    request = REQUEST.model_copy(update={"frames": 107})
+    stopped = stop_after(fleet, tmp_path, lambda item: isinstance(item, Segment), None, request)
+    assert 1 <= len(of(stopped, Segment)) < 6
+    assert not of(stopped, Finished)
+
+
+@pytest.mark.parametrize(
+    ("every", "step_s", "due"),
+    [
+        (2, 1, [2, 4, 6, 7]),
+        (5, 31, [2, 4, 5, 7]),
+        (5, 61, [1, 2, 3, 4, 5, 6, 7]),
+        (0, 61, [7]),
+    ],
+)
+def test_checkpoints_come_every_so_many_steps_or_every_minute_and_after_the_last_step(every, step_s, due):
+    cadence = Cadence(every, steps=7, step=0, saved_at=0.0)
+    assert [step for step in range(1, 8) if cadence.is_due(step, step * step_s)] == due
+
+
+def test_a_checkpoint_of_a_later_version_is_refused_by_name(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_file({"video": torch.zeros(1)}, path, metadata={"version": "3"})
+    with pytest.raises(ResumeRefused, match="has version '3'; this program reads '2'"):
+        load_progress(path)
+
+
 def test_another_request_begins_anew(fleet, whole, tmp_path):
     [checkpoint] = [c for c in of(whole[0], Checkpoint) if c.step == 3]
     other = REQUEST.model_copy(update={"seed": 4})
@@ -103,7 +160,7 @@ def test_a_render_goes_on_with_another_number_of_ranks_and_says_so(tiny, whole, 
 
 def saved(path, **changes):
     latents = Latents(torch.randn(4, 8), torch.randn(2, 3))
-    save_progress(path, latents, 2, STEPS, REQUEST.model_dump_json(), replace(HERE, **changes))
+    save_progress(path, latents, 2, STEPS, identify(REQUEST), replace(HERE, **changes))
     return load_progress(path)
 
 
@@ -111,12 +168,12 @@ def saved(path, **changes):
 def test_another_model_or_precision_is_refused_by_name(tmp_path, name):
     progress = saved(tmp_path / "c.safetensors", **{name: "other"})
     with pytest.raises(ResumeRefused, match=f"{name} 'other'"):
-        progress.crossed(REQUEST.model_dump(mode="json"), HERE)
+        progress.crossed(identify(REQUEST), HERE)
 
 
 def test_what_may_differ_is_told(tmp_path):
     progress = saved(tmp_path / "c.safetensors", torch="2.9", device="NVIDIA H100")
-    assert progress.crossed(REQUEST.model_dump(mode="json"), HERE) == ("torch", "device")
+    assert progress.crossed(identify(REQUEST), HERE) == ("torch", "device")
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):

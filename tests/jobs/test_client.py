@@ -9,10 +9,13 @@ from rq.serializers import JSONSerializer
 from jobs.client import Client
 from jobs.errors import JobFailed, JobNotFound, KeyConflict, RedisUnavailable, RequestInvalid
 from jobs.events import EventLog, Failed, Queued, Started, StepDone
-from jobs.offers import OFFER_FIELD, Offer
+from jobs.offers import Offer
+from jobs.progress import describe
 from jobs.queues import JOB_FUNCTION, QueueName
 from jobs.request import Mode
+from jobs.workers import forget_worker, pause_queue, resume_queue, write_worker
 from tests.jobs.leasing import FINISHED, KEPT, RESULT, SAVED
+from tests.jobs.records import record
 
 
 @pytest.fixture
@@ -82,12 +85,14 @@ def test_following_ends_when_the_record_is_gone(client, redis):
     assert [event.kind for event in handle.events(timeout_s=20)] == ["queued"]
 
 
-def test_kinds_of_events_that_only_a_newer_version_knows_are_passed_over(client, redis):
+def test_a_kind_of_event_that_only_a_newer_version_knows_is_named_and_passed_over(client, redis):
     handle = client.submit({"prompt": "a red kite"})
     redis.xadd(f"h3:events:{handle.id}", {"event": '{"kind": "teleported", "where": "moon"}'})
     EventLog(redis).append(handle.id, FINISHED)
-    assert [event.kind for event in handle.events(timeout_s=5)] == ["queued", "finished"]
-    assert [event.kind for event in handle.news()] == ["queued", "finished"]
+    told = list(handle.events(timeout_s=5))
+    assert [event.kind for event in told] == ["queued", "unknown", "finished"]
+    assert "'teleported', version 1" in describe(told[1])
+    assert handle.news() == told
 
 
 def test_an_unknown_job_is_named(client):
@@ -162,12 +167,14 @@ def test_a_key_gives_the_job_also_after_its_end_and_a_new_one_when_it_is_forgott
 def test_a_waiting_job_says_what_it_waits_for(client, redis, claim):
     handle = client.submit({"prompt": "a red kite", "mode": "tensor"})
     assert handle.waiting_for() == "waiting: no worker is alive"
-    redis.sadd("rq:workers", "rq:worker:x")
-    redis.hset("rq:worker:x", OFFER_FIELD, Offer(modes=(Mode.ULYSSES,)).model_dump_json())
+    write_worker(redis, record(redis, offer=Offer(modes=(Mode.ULYSSES,))))
     assert handle.waiting_for() == "waiting: no worker with mode tensor"
-    redis.hset("rq:worker:x", OFFER_FIELD, Offer().model_dump_json())
+    write_worker(redis, record(redis))
     assert handle.waiting_for() == ""
-    redis.delete("rq:worker:x")
+    pause_queue(redis, "default")
+    assert handle.waiting_for() == "waiting: queue default is paused"
+    resume_queue(redis, "default")
+    forget_worker(redis, record(redis).id)
     claim(handle.id)
     assert handle.waiting_for() == ""
 

@@ -14,10 +14,10 @@ from jobs.dead import list_dead
 from jobs.errors import RedisUnavailable
 from jobs.events import Finished, StepDone
 from jobs.lease import Charge, Leases
-from jobs.offers import read_offers
 from jobs.pieces import KeptPieces
 from jobs.queues import QueueName
 from jobs.settings import ClientSettings
+from jobs.workers import read_workers
 from tests.end_to_end.conftest import COMMAND, end, run
 from tests.servers import DIES_WITH_PARENT
 from tests.waiting import eventually
@@ -120,7 +120,7 @@ def test_a_user_with_the_rights_that_are_told_can_do_all_that_clients_and_worker
         leases.sweep(QueueName)
         lease.finish(FINISHED, {"result_key": "r"})
         assert job.wait(timeout_s=5) == FINISHED
-        assert (list_dead(redis), read_offers(redis)) == ([], [])
+        assert (list_dead(redis), read_workers(redis)) == ([], [])
 
 
 def test_a_user_with_the_rights_that_are_told_can_do_no_harm_to_others(url_of_user):
@@ -160,7 +160,7 @@ def test_a_worker_is_refused_before_it_loads_anything(redis, redis_server, file_
 def test_a_worker_tells_of_a_frozen_redis_and_works_on_after_it(redis, redis_server, start_worker):
     start, log = start_worker
     start(redis_server.url)
-    eventually(lambda: read_offers(redis), timeout_s=60)  # written with the first beat
+    eventually(lambda: "ready for jobs" in log.read_text(), timeout_s=60)
     redis_server.pause()
     eventually(lambda: "unhealthy: Redis does not answer" in log.read_text(), timeout_s=WITHIN_S)
     redis_server.resume()

@@ -46,6 +46,13 @@ class Waiting(Light):
         return self.stop_requested() or Path(os.environ[GO_ON]).exists()
 
 
+class Deaf(Light):
+    """Goes on only when a file is there."""
+
+    def between_steps(self):
+        eventually(Path(os.environ[GO_ON]).exists, timeout_s=LONGEST_WAIT_S)
+
+
 class Dying(Light):
     """Kills itself after the first step."""
 

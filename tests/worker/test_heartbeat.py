@@ -19,8 +19,8 @@ def said():
         yield lambda: [line["event"] for line in lines]
 
 
-def beating(url, *, beat=lambda redis: redis.incr("beats"), look=lambda: None):
-    return Heartbeat(url, BEAT_S, beat=beat, look=look)
+def beating(url, *, beat=lambda redis: redis.incr("beats"), look=lambda: None, ask=lambda redis: None):
+    return Heartbeat(url, BEAT_S, beat=beat, look=look, ask=ask)
 
 
 def beats(redis):
@@ -86,6 +86,22 @@ def test_it_looks_at_the_fleet_while_redis_is_gone(redis_server):
         assert failed.wait(10)
         seen = len(looks)
         eventually(lambda: len(looks) > seen + 5)
+
+
+def test_it_asks_as_often_as_it_looks_and_not_while_redis_is_gone(redis_server):
+    asked, looks = [], []
+
+    def ask(redis):
+        asked.append(redis.ping())
+
+    with beating(redis_server.url, look=lambda: looks.append(1), ask=ask):
+        eventually(lambda: len(asked) >= 5)
+        assert len(asked) >= len(looks) / 2
+        redis_server.stop()
+        eventually(lambda: len(looks) > len(asked) + 10)
+        redis_server.start()
+        before = len(asked)
+        eventually(lambda: len(asked) > before)
 
 
 def test_a_broken_client_of_the_worker_does_not_stop_it(redis_url):

@@ -21,24 +21,27 @@ from structlog.testing import capture_logs
 
 from jobs.client import Client
 from jobs.file_store import FileStore
-from jobs.lease import LEASES_KEY, WAKE_CHANNEL, Leases
-from jobs.offers import Offer, read_offers
+from jobs.lease import BEATS_A_LEASE, LEASES_KEY, WAKE_CHANNEL, Leases
+from jobs.offers import Offer
 from jobs.queues import QueueName
 from jobs.request import ResolvedRequest
 from jobs.result import Result, result_key
 from jobs.store import open_store
+from jobs.workers import WorkerState, read_workers
 from tests.waiting import eventually
 from tests.worker.calls import push
 from tests.worker.outages import FAILURES
-from tests.worker.runners import GO_ON, Dying, Light, Waiting
+from tests.worker.runners import GO_ON, Deaf, Dying, Light, Waiting
 from worker.attempt import Attempt
 from worker.errors import Interrupted, UploadFailed
 from worker.heartbeat import Heartbeat
+from worker.life import Life
 from worker.mgpu import MGPUController
 from worker.outputs import OutputLimits, Outputs
 from worker.rq_worker import RenderWorker
 from worker.settings import WorkerSettings
 from worker.stall import StallWatch
+from worker.standing import Standing
 
 OFFER = Offer(model_digest="abc", world_size=1, most_pixels=1 << 30)
 REQUEST = {"prompt": "a red kite", "width": 64, "height": 64, "frames": 39, "steps": 2, "seed": 1}
@@ -72,15 +75,12 @@ def new_worker(light_fleet, file_store_url, tmp_path):
             once = Retry(NoBackoff(), 0)  # the library's own retries would hide ours
             redis = stack.enter_context(Redis.from_url(url, retry=once))
             settings = {"lease_s": LEASE_S, "least_free_bytes": 0, "spool_dir": tmp_path, **settings}
-            worker = RenderWorker(
-                redis,
-                url,
-                list(QueueName),
-                stack.enter_context(new_fleet(runner)) if runner else light_fleet,
-                store or open_store(file_store_url),
-                WorkerSettings(store_url=file_store_url, **settings),
-                OFFER,
-            )
+            settings = WorkerSettings(store_url=file_store_url, **settings)
+            fleet = stack.enter_context(new_fleet(runner)) if runner else light_fleet
+            life, beat_s = Life(), settings.lease_s / BEATS_A_LEASE
+            standing = Standing(settings.worker_name, life, OFFER, fleet, (), beat_s)
+            store = store or open_store(file_store_url)
+            worker = RenderWorker(redis, url, list(QueueName), fleet, store, settings, standing, life)
             stack.callback(lambda: worker.pubsub_thread and worker.pubsub_thread.stop())  # if it could not sign off
             return worker
 
@@ -116,7 +116,7 @@ def serve(worker, act):
     def stop(acting):
         tell_to_stop()
         if acting.exception():  # it may hang in a job
-            eventually(lambda: has_ended.is_set() or worker._stop_signals)
+            eventually(lambda: has_ended.is_set() or worker._departure.is_asked)
             tell_to_stop()
 
     with ThreadPoolExecutor(1) as pool:
@@ -131,6 +131,11 @@ def serve(worker, act):
 
 def tell_to_stop():
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def read_offers(redis):
+    """Of the workers that take jobs."""
+    return [worker.offer for worker in read_workers(redis) if worker.state in (WorkerState.READY, WorkerState.BUSY)]
 
 
 def submit(redis, queue=QueueName.DEFAULT):
@@ -176,7 +181,8 @@ def parameters(method):
 
 def test_the_overridden_names_are_known():
     """Whoever overrides another one has looked at how RQ uses it."""
-    assert set(OVERRIDDEN) == {"request_stop", "clean_registries", "connection_timeout", "register_birth"}
+    known = {"request_stop", "clean_registries", "connection_timeout", "register_birth", "kill_horse"}
+    assert set(OVERRIDDEN) == known
 
 
 def test_rq_leaves_our_limits_of_an_answer_alone(new_worker, redis_url):
@@ -312,7 +318,8 @@ def test_a_beat_that_comes_before_the_birth_does_no_harm(new_worker, redis_url, 
 
 
 def beating(worker):
-    return Heartbeat(worker._redis_url, worker._leases.beat_s, beat=worker._beat, look=worker._look)
+    ask = worker._follow_orders
+    return Heartbeat(worker._redis_url, worker._leases.beat_s, beat=worker._beat, look=worker._look, ask=ask)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +354,7 @@ def test_a_worker_without_room_for_outputs_takes_no_job(new_worker, redis_url, r
     with capture_logs() as lines:
         assert new_worker(redis_url, least_free_bytes=1 << 60)._take() is None
     assert places(redis, job) == ["default"]
-    assert "no room for outputs, taking no job" in [line["event"] for line in lines]
+    assert any("no room for outputs" in line.get("reason", "") for line in lines)
     assert new_worker(redis_url)._take().lease.job_id == job.id
 
 
@@ -403,32 +410,47 @@ def test_an_idle_worker_leaves_while_redis_is_gone(new_worker, redis_server):
     assert "not signed off, the record of this worker will expire" in [line["event"] for line in lines]
 
 
-def test_the_first_signal_lets_the_job_finish_and_the_second_job_wait(new_worker, redis_url, redis, go_on):
-    worker = new_worker(redis_url, Waiting)
-    first, second = submit(redis), submit(redis)
-
-    def act():
-        await_step(first)
-        tell_to_stop()
-        eventually(lambda: worker._stop_signals)
-        go_on()
-        eventually(lambda: places(redis, first) == ["finished"], timeout_s=DEADLINE_S)
-
-    serve(worker, act)
-    assert first.wait(timeout_s=1).attempt == 1
-    assert places(redis, second) == ["default"]
-    assert redis.hget(f"rq:job:{second.id}", "h3_attempts") is None
-    assert not worker.must_restart
-
-
-def test_the_second_signal_gives_the_job_back_at_once_and_uncharged(new_worker, redis_url, redis, go_on):
+def test_at_the_first_signal_the_fleet_stops_and_the_job_goes_back_uncharged(new_worker, redis_url, redis, go_on):
     worker = new_worker(redis_url, Waiting)
     job, behind = submit(redis), submit(redis)
 
     def act():
         await_step(job)
         tell_to_stop()
-        eventually(lambda: worker._stop_signals)
+        eventually(lambda: places(redis, job) == ["default"], timeout_s=DEADLINE_S)
+
+    serve(worker, act)
+    assert worker._controller.is_alive  # the fleet was not killed for it
+    assert redis.lrange("rq:queue:default", 0, -1) == [job.id.encode(), behind.id.encode()]
+    assert redis.hmget(f"rq:job:{job.id}", "h3_attempts", "h3_fatal", "h3_interruptions") == [b"1", None, None]
+    assert job.news()[-1].charge == "drained"
+    assert records_of_runs(redis) == []
+    assert not worker.must_restart
+
+
+def test_a_job_that_finishes_before_it_can_stop_is_published(new_worker, redis_url, redis, go_on):
+    worker = new_worker(redis_url, Deaf)
+    first, second = submit(redis), submit(redis)
+
+    def act():
+        await_step(first)
+        tell_to_stop()
+        eventually(lambda: worker._running.attempt._verdict)
+        go_on()
+
+    serve(worker, act)
+    assert first.status() in ("finished", "queued")  # the runner looks again before its second step
+    assert second.status() == "queued"
+
+
+def test_the_second_signal_gives_the_job_back_at_once_and_uncharged(new_worker, redis_url, redis, go_on):
+    worker = new_worker(redis_url, Deaf)
+    job, behind = submit(redis), submit(redis)
+
+    def act():
+        await_step(job)
+        tell_to_stop()
+        eventually(lambda: worker._departure.is_asked)
         assert places(redis, job) == ["claimed"]
         tell_to_stop()
         eventually(lambda: places(redis, job) == ["default"], timeout_s=DEADLINE_S)

@@ -129,7 +129,7 @@ def test_the_fleet_owes_nothing_while_the_worker_is_busy_with_what_it_yielded():
     fleet = Fleet().begin().yields(*steps(1.0))
     fleet.watch.saw(steps(1.0, 1.0)[1])
     assert not fleet.watch.overdue(fleet.now + 1e9)
-    fleet.now += 1e6
+    fleet.now += 10_000
     fleet.watch.expect(fleet.now)
     assert fleet.allows() == 180
 

@@ -15,8 +15,8 @@ from redis import Redis
 
 from jobs import embedded
 from jobs.client import Client
-from jobs.offers import read_offers
 from jobs.store import Store, open_store
+from jobs.workers import WorkerState, read_workers
 from tools.bench_queue.scripted import Scripted
 from worker.mgpu import MGPUController
 
@@ -100,7 +100,7 @@ class Farm:
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_LIMIT_S
-        while not read_offers(self.redis):  # told with the worker's first beat
+        while all(worker.state is not WorkerState.READY for worker in read_workers(self.redis)):
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = "\n".join(self._log.read_text().splitlines()[-LOG_TAIL_LINES:])
                 raise RuntimeError(f"the worker is not ready (exit code {process.poll()}); its log ends:\n{tail}")

@@ -44,6 +44,7 @@ class MGPUController:
                         rank that does not
     share_groups        whether the runner's groups are one communicator: to a runner that communicates from one thread
                         it is the same; separate ones cost GPU memory and idle CPU
+    self_test           whether start() ends with a product and a collective of known results, on every rank
 
     Construction starts nothing and touches no GPU.
     """
@@ -63,6 +64,7 @@ class MGPUController:
         max_buffered_bytes: int = 1 << 30,
         check_lockstep: bool = False,
         share_groups: bool = True,
+        self_test: bool = False,
     ) -> None:
         require_runner_class(runner_cls)
         self._placement = Placement(num_gpus, None if devices is None else tuple(devices), backend)
@@ -80,6 +82,7 @@ class MGPUController:
         self._max_buffered_bytes = max_buffered_bytes
         self._check_lockstep = check_lockstep
         self._share_groups = share_groups
+        self._self_test = self_test
         self._supervisor = Supervisor(_seconds(asymmetry_grace))
         self._exit_hooks: list[Callable[[], object]] = []
 
@@ -167,6 +170,7 @@ class MGPUController:
             max_buffered_bytes=self._max_buffered_bytes,
             check_lockstep=self._check_lockstep,
             share_groups=self._share_groups,
+            self_test=self._self_test,
         )
 
     def _make_fleet(self, plan: FleetPlan, setup_kwargs: dict[str, object]) -> Fleet:

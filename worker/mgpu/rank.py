@@ -34,6 +34,7 @@ from worker.mgpu.logs import redirect_output
 from worker.mgpu.peers import PeerLostError, Peers
 from worker.mgpu.reports import report_error
 from worker.mgpu.runner import MGPURunner, NCCLGroups
+from worker.mgpu.self_test import check_rank
 from worker.mgpu.state import Phase
 from worker.mgpu.tensors import Packed, Travelling, pack
 from worker.mgpu.world import RankPlan, bind_device, create_groups, join_process_group
@@ -108,6 +109,8 @@ class Rank:
         self._inject(runner, create_groups(self._plan))
         self._channel.say(Phase.SETUP)
         runner.setup(**setup_kwargs.open())
+        if self._plan.fleet.self_test:
+            check_rank(self._plan.device, runner.groups.transformer_group, self._plan.rank)
         return runner
 
     def _can_share_cuda(self) -> bool:
@@ -125,6 +128,7 @@ class Rank:
         runner.devices = self._plan.fleet.devices
         runner.groups = groups
         runner._read_stop = self._read_stop
+        runner._peek_stop = self._peek_stop
 
     def _run_job(self, message: Message) -> None:
         self._runner.stop_reason = None
@@ -173,10 +177,14 @@ class Rank:
 
     def _read_stop(self) -> str | None:
         """Collective: what rank 0 finds on its control socket is the answer of all."""
-        if self._plan.rank == 0:
-            self._channel.take_pending()
-        reason = self._peers.broadcast((self._channel.stop_reason or "").encode()[:_REASON_LIMIT_BYTES])
+        reason = self._peers.broadcast((self._peek_stop() or "").encode()[:_REASON_LIMIT_BYTES])
         return reason.decode(errors="ignore") or None
+
+    def _peek_stop(self) -> str | None:
+        if self._plan.rank != 0:
+            return None
+        self._channel.take_pending()
+        return self._channel.stop_reason
 
     def _leave(self) -> None:
         self._runner.teardown()

@@ -58,6 +58,7 @@ class MGPURunner(ABC):
     groups: NCCLGroups
     stop_reason: str | None = None  # why the caller asked this job to stop, once stop_requested() has said so
     _read_stop: Callable[[], str | None]
+    _peek_stop: Callable[[], str | None]
 
     def setup(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027  # optional: a runner may need none
         """Load what all jobs share. Runs once, on every rank, with the keywords of `MGPUController.start`."""
@@ -72,6 +73,11 @@ class MGPURunner(ABC):
     def stop_requested(self) -> bool:
         """Whether the caller asked this job to end early. Collective: every rank must call it, all get one answer."""
         self.stop_reason = self.stop_reason or self._read_stop()
+        return self.stop_reason is not None
+
+    def stop_pending(self) -> bool:
+        """The same for rank 0 alone, when the others have ended their part of the job. Not collective."""
+        self.stop_reason = self.stop_reason or self._peek_stop()
         return self.stop_reason is not None
 
 

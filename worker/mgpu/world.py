@@ -33,6 +33,7 @@ class FleetPlan:
     max_buffered_bytes: int
     check_lockstep: bool
     share_groups: bool
+    self_test: bool
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,80 @@
+"""What a worker passes on to itself when it starts over: one process id, one life after the other."""
+
+import os
+import signal
+import sys
+from typing import NoReturn, Self
+from uuid import uuid4
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+VARIABLE = "H3_LIFE"
+MOST_FAILED_STARTS, WINDOW_S = 3, 600.0
+SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+log = structlog.get_logger()
+
+
+class FailedStart(BaseModel):
+    """A fleet that did not come up."""
+
+    model_config = ConfigDict(frozen=True)
+
+    began_at: float  # time.monotonic(), which goes on over an exec
+    ended_at: float
+
+
+class Life(BaseModel):
+    """Of one worker, from its first start on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    nonce: str = Field(default_factory=lambda: uuid4().hex[:8])
+    restarts: int = 0
+    failed_starts: tuple[FailedStart, ...] = ()  # in a row
+    most_pixels: int | None = None  # more has run out of memory here
+
+    @classmethod
+    def take_up(cls) -> Self:
+        """The one that this process was given by itself, or a new one."""
+        try:
+            return cls.model_validate_json(os.environ.pop(VARIABLE, "{}"))
+        except ValidationError:
+            return cls()
+
+    def with_failed_start(self, failed: FailedStart) -> "Life":
+        return self.model_copy(update={"failed_starts": (*self.failed_starts, failed)[-MOST_FAILED_STARTS:]})
+
+    def with_started_fleet(self) -> "Life":
+        return self.model_copy(update={"failed_starts": ()})
+
+    def with_limit(self, most_pixels: int) -> "Life":
+        return self.model_copy(update={"most_pixels": most_pixels})
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the fleet has failed to start too often in too short a time. What the starts took does not count."""
+        if len(self.failed_starts) < MOST_FAILED_STARTS:
+            return False
+        first, *later = self.failed_starts
+        loading_s = sum(failed.ended_at - failed.began_at for failed in later)
+        return later[-1].ended_at - first.ended_at - loading_s <= WINDOW_S
+
+
+def hold_signals() -> None:
+    """Keep what comes from now on for the next life: an exec forgets handlers, and not what waits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def hear_signals() -> None:
+    """Deliver them; before any other process is started, which would not hear them either."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def start_over(life: Life, reason: str) -> NoReturn:
+    """Become a fresh worker under the same pid."""
+    log.warning("restarting", reason=reason, restarts=life.restarts + 1)
+    passed_on = life.model_copy(update={"restarts": life.restarts + 1}).model_dump_json()
+    command = [sys.executable, *sys.orig_argv[1:]]  # our own command line
+    os.execve(sys.executable, command, {**os.environ, VARIABLE: passed_on})  # noqa: S606
