@@ -1,9 +1,11 @@
 """Commands of a client: submit, watch, status, and the embedded Redis."""
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -20,6 +22,9 @@ from jobs.progress import describe, show
 from jobs.queues import QueueName
 from jobs.reaper import Reaper
 from jobs.request import GenerateRequest, Mode, Precision
+from jobs.retention import DEFAULT_AGES as AGES
+from jobs.retention import Ages
+from jobs.retention_cli import Report, find_all
 from jobs.settings import ClientSettings
 from jobs.store import Store, open_store
 
@@ -182,6 +187,32 @@ def _print_reaped(reaped: Reaped) -> None:
     for place, job_ids in (("queued", reaped.queued), ("dead", reaped.dead)):
         for job_id in job_ids:
             typer.echo(f"{job_id} {place}")
+
+
+@app.command()
+def gc(
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is, and all is told.")] = False,
+    results_days: Annotated[int, typer.Option(min=0, max=36500, help="How long a result stays.")] = AGES.results.days,
+    pieces_days: Annotated[int, typer.Option(min=0, max=36500, help="And what else nobody needs.")] = AGES.pieces.days,
+    checkpoints_days: Annotated[
+        int, typer.Option(min=0, max=36500, help="And checkpoints, once their job has a result.")
+    ] = AGES.checkpoints.days,
+    spool: Annotated[
+        Path | None,
+        typer.Option(envvar="H3_SPOOL_DIR", exists=True, file_okay=False, help="Of this machine's workers."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print each object.")] = False,
+    url: Url = None,
+    store: StoreUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+) -> None:
+    """Old results, pieces that no result names, and what dead workers left: told, and with --yes deleted."""
+    with plain_errors(), redis_errors():
+        settings = client_settings(url, store)
+        redis, opened = connect(settings), open_store(settings.store_url)
+        ages = Ages(timedelta(days=results_days), timedelta(days=pieces_days), timedelta(days=checkpoints_days))
+        findings = find_all(redis, opened, spool or Path(tempfile.gettempdir()), ages)
+        Report(deletes=yes, verbose=verbose, as_json=as_json).carry_out(findings)
 
 
 @dead_app.command("list")

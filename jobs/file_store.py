@@ -5,23 +5,28 @@ import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 from uuid import uuid4
 
 from jobs.errors import StoreRefused, StoreUnavailable
 from jobs.store import (
     CHUNK_BYTES,
     TEMPORARY_PREFIX,
+    ListedObject,
     Store,
     StoredObject,
+    UnfinishedWrite,
     check_key,
     check_prefix,
     measure,
     require_same,
 )
+
+_FOLDER_ATTEMPTS = 5
 
 
 class FileStore(Store):
@@ -60,21 +65,23 @@ class FileStore(Store):
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return None
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def scan(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
-        start = self._root / prefix.rpartition("/")[0]
-        with _file_errors(start):
-            keys = [path.relative_to(self._root).as_posix() for path in _files_under(start)]
-        return iter(sorted(key for key in keys if key.startswith(prefix)))
+        folder, _, beginning = prefix.rpartition("/")
+        found = self._list_files(self._root / folder, beginning)
+        return (file for file in found if not _is_temporary(file.key))
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        with _file_errors(path):
-            try:
-                path.unlink()
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            _sync_folder(path.parent)
+        self._remove(self._path(key))
+
+    def scan_unfinished(self) -> Iterator[UnfinishedWrite]:
+        found = self._list_files(self._root)
+        return (
+            UnfinishedWrite(file.key, file.size_bytes, file.modified_at) for file in found if _is_temporary(file.key)
+        )
+
+    def drop_unfinished(self, write: UnfinishedWrite) -> None:
+        self._remove(self._root / write.key)
 
     def url(self, key: str) -> str:
         return str(self._path(key))
@@ -87,6 +94,26 @@ class FileStore(Store):
     def _path(self, key: str) -> Path:
         check_key(key)
         return self._root / key
+
+    def _list_files(self, folder: Path, beginning: str = "") -> Iterator[ListedObject]:
+        with _file_errors(folder):
+            for entry in _files_under(folder, beginning):
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    stat = entry.stat()
+                    key = Path(entry.path).relative_to(self._root).as_posix()
+                    yield ListedObject(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+
+    def _remove(self, path: Path) -> None:
+        """A file, and the folders that are empty then."""
+        with _file_errors(path):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            _sync_folder(path.parent)
+            for folder in path.parents[: len(path.relative_to(self._root).parts) - 1]:
+                if not _remove_empty(folder):
+                    return
 
     @staticmethod
     def _copy(key: str, body: bytes | Path, temporary: Path) -> StoredObject:
@@ -115,35 +142,66 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
         _move(temporary, path)
 
 
-def _files_under(folder: Path) -> Iterator[Path]:
-    if not folder.is_dir():
-        return
-    for parent, _, names in os.walk(folder, onerror=_raise):  # without it a forbidden folder reads as empty
-        yield from (Path(parent, name) for name in names if not name.startswith(TEMPORARY_PREFIX))
+def _files_under(folder: Path, beginning: str = "") -> Iterator[os.DirEntry[str]]:
+    """All files, those of one folder together; of the names in `folder` itself only those that begin so."""
+    for entry in _entries(folder):
+        if not entry.name.startswith(beginning):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_under(Path(entry))
+        elif entry.is_file():
+            yield entry
 
 
-def _raise(error: OSError) -> NoReturn:
-    raise error
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """By name; none if there is no such folder, or no longer."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_temporary(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+
+
+def _remove_empty(folder: Path) -> bool:
+    """Whether it was empty. Who is about to write there makes it again, see `_create`."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
     """A name for a file in the folder of `path`; the file is removed at the end, unless moved away."""
-    _make_folder(path.parent)
     temporary = path.parent / f"{TEMPORARY_PREFIX}{uuid4().hex}"
     try:
         yield temporary
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            temporary.unlink()
 
 
 @contextmanager
 def _synced(path: Path) -> Iterator[BinaryIO]:
     """A new file, on the disk when the block ends: a rename may otherwise outlive its content."""
-    with path.open("xb") as file:
+    with _create(path) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def _create(path: Path) -> BinaryIO:
+    """Open a new file in a folder that is made if need be, and that others may remove as long as it is empty."""
+    for _ in range(_FOLDER_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            _make_folder(path.parent)
+            return path.open("xb")
+    return path.open("xb")
 
 
 def _move(temporary: Path, path: Path) -> None:
@@ -160,7 +218,11 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """See that what has changed in a folder is on the disk; nothing has if it was deleted meanwhile."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
     try:
         os.fsync(descriptor)
     finally:

@@ -9,6 +9,7 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypedDict
@@ -16,7 +17,18 @@ from urllib.parse import SplitResult, parse_qs
 
 from jobs.errors import StoreRefused, StoreUnavailable
 from jobs.file_store import opened, write_whole
-from jobs.store import CHUNK_BYTES, Store, StoredObject, check_key, check_prefix, measure, require_same, wrong_url
+from jobs.store import (
+    CHUNK_BYTES,
+    ListedObject,
+    Store,
+    StoredObject,
+    UnfinishedWrite,
+    check_key,
+    check_prefix,
+    measure,
+    require_same,
+    wrong_url,
+)
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -127,18 +139,35 @@ class S3Store(Store):
             sha256 = _metadata_sha256(head["Metadata"]) or self._read_sha256(key)
         return StoredObject(key, head["ContentLength"], sha256)
 
-    def list(self, prefix: str = "") -> Iterator[str]:
+    def scan(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
+        return self._scan(prefix)
+
+    def _scan(self, prefix: str) -> Iterator[ListedObject]:
         pages = self._client.get_paginator("list_objects_v2")
         with self._errors(prefix):
-            found = pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
-            names = [item["Key"] for page in found for item in page.get("Contents", [])]
-        keys = [name.removeprefix(self._prefix) for name in names if not name.endswith("/")]
-        return iter(sorted(keys))  # services differ in where they sort a slash
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                for item in page.get("Contents", []):
+                    if not item["Key"].endswith("/"):  # what some programs write for a folder
+                        key = item["Key"].removeprefix(self._prefix)
+                        yield ListedObject(key, item["Size"], item["LastModified"].astimezone(UTC))
 
     def delete(self, key: str) -> None:
         with self._errors(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
+
+    def scan_unfinished(self) -> Iterator[UnfinishedWrite]:
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with self._errors(""):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for upload in page.get("Uploads", []):
+                    key, began_at = upload["Key"].removeprefix(self._prefix), upload["Initiated"].astimezone(UTC)
+                    yield UnfinishedWrite(key, 0, began_at, upload["UploadId"])
+
+    def drop_unfinished(self, write: UnfinishedWrite) -> None:
+        name = self._prefix + write.key
+        with self._errors(write.key), suppress(self._client.exceptions.NoSuchUpload):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=write.token)
 
     def url(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._name(key)}"

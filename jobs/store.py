@@ -8,12 +8,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from jobs.errors import ObjectExists, StoreUnavailable
+from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 
 ACCEPTED_FORMS = "file:///absolute/folder, s3://bucket/prefix or s3://bucket/prefix?endpoint=https://host:port"
 CHUNK_BYTES = 2**20
@@ -27,6 +28,25 @@ class StoredObject:
     key: str
     size_bytes: int
     sha256: str  # hex
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """One object as a look at many tells of it."""
+
+    key: str
+    size_bytes: int
+    modified_at: datetime  # UTC, by the store's clock
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedWrite:
+    """An object that is being written, or whose writer died; no reader sees it."""
+
+    key: str  # where it would appear; of a file: where it lies
+    size_bytes: int  # 0 where the store does not tell
+    modified_at: datetime  # UTC; where the store does not tell: when it began
+    token: str = ""  # what the store calls it
 
 
 class Store(ABC):
@@ -56,12 +76,23 @@ class Store(ABC):
         """Size and checksum, or None if there is no such object. A file, or a foreign object, is read whole."""
 
     @abstractmethod
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """All keys that begin with these letters, sorted."""
+    def scan(self, prefix: str = "") -> Iterator[ListedObject]:
+        """All objects whose keys begin with these letters, as the store gives them: never held all at once.
+
+        Keys that are the same up to a slash follow each other; stores differ in the rest of the order.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove an object; none there is fine."""
+
+    @abstractmethod
+    def scan_unfinished(self) -> Iterator[UnfinishedWrite]:
+        """What is being written, and what a dead writer has left."""
+
+    @abstractmethod
+    def drop_unfinished(self, write: UnfinishedWrite) -> None:
+        """Let it come to nothing; one that is over is fine."""
 
     @abstractmethod
     def url(self, key: str) -> str:
@@ -70,6 +101,10 @@ class Store(ABC):
     @abstractmethod
     def _chunks(self, key: str) -> Iterator[bytes]:
         """The object's bytes in pieces; raises StoreUnavailable at the end if they aren't what was written."""
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """All keys that begin with these letters, sorted."""
+        return iter(sorted(found.key for found in self.scan(prefix)))
 
     def get(self, key: str) -> bytes:
         return b"".join(self._chunks(key))
@@ -115,8 +150,8 @@ def open_store(url: str) -> Store:
     raise wrong_url(url, f"unknown scheme {parts.scheme!r}")
 
 
-def wrong_url(url: str, reason: str) -> StoreUnavailable:
-    return StoreUnavailable(f"store URL {url!r}: {reason}; give one of {ACCEPTED_FORMS}")
+def wrong_url(url: str, reason: str) -> StoreRefused:
+    return StoreRefused(f"store URL {url!r}: {reason}; give one of {ACCEPTED_FORMS}")
 
 
 def check_key(key: str) -> None:

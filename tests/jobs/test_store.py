@@ -5,6 +5,8 @@ import sys
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,9 +27,10 @@ every_use = pytest.mark.parametrize(
         lambda store: store.stat("a"),
         lambda store: store.get("a"),
         lambda store: list(store.list()),
+        lambda store: list(store.scan_unfinished()),
         lambda store: store.put_once("a", b"x", content_type=TEXT),
     ],
-    ids=["check", "stat", "get", "list", "put_once"],
+    ids=["check", "stat", "get", "list", "scan_unfinished", "put_once"],
 )
 
 
@@ -116,6 +119,36 @@ def test_list_gives_the_keys_that_begin_with_the_prefix_sorted(store):
     assert list(store.list("job/b/")) == ["job/b/10", "job/b/2"]
     assert list(store.list()) == ["job/a", "job/b-1", "job/b/10", "job/b/2", "other"]
     assert list(store.list("nothing/here")) == []
+
+
+def test_a_scan_tells_sizes_and_times(store):
+    began = datetime.now(UTC) - timedelta(seconds=1)  # S3 tells whole seconds
+    store.put("job/a", b"12345", content_type=TEXT)
+    store.put("job/empty", b"", content_type=TEXT)
+    found = {listed.key: listed for listed in store.scan("job/")}
+    assert {key: listed.size_bytes for key, listed in found.items()} == {"job/a": 5, "job/empty": 0}
+    for listed in found.values():
+        assert began <= listed.modified_at <= datetime.now(UTC)
+        assert listed.modified_at.tzinfo is UTC
+
+
+def test_a_scan_gives_what_lies_together_together(store):
+    for key in ("a/z/1", "a-1/x", "a.b", "a/b", "ab/x", "a/z-1", "a/z/2", "a-1/a/b", "a!/x"):
+        store.put(key, b"x", content_type=TEXT)
+    folders = [folder for folder, _ in groupby(listed.key.partition("/")[0] for listed in store.scan())]
+    assert sorted(folders) == ["a", "a!", "a-1", "a.b", "ab"]
+
+
+def test_a_scan_may_be_under_way_while_what_it_has_given_is_deleted(store):
+    written = {f"{job}/attempts/1/{name}" for job in "abc" for name in "xyz"}
+    for key in written:
+        store.put(key, b"x", content_type=TEXT)
+    found = set()
+    for listed in store.scan():
+        found.add(listed.key)
+        store.delete(listed.key)
+    assert found == written
+    assert list(store.scan()) == []
 
 
 def test_a_deleted_object_is_gone_and_may_be_deleted_again(store):
@@ -208,6 +241,51 @@ def test_an_unfinished_file_is_not_listed(file_store_url, tmp_path):
     assert list(store.list()) == ["job/video.mp4"]
 
 
+def test_an_unfinished_file_is_known_as_such_until_it_is_dropped(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    store.put("job/video.mp4", b"x", content_type="video/mp4")
+    (tmp_path / "store" / "new").mkdir()
+    (tmp_path / "store" / "new" / ".h3render-half-written").write_bytes(b"12345")
+    [write] = store.scan_unfinished()
+    assert (write.key, write.size_bytes) == ("new/.h3render-half-written", 5)
+    store.drop_unfinished(write)
+    store.drop_unfinished(write)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["job"]
+
+
+def test_what_is_no_plain_file_is_not_listed(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    store.put("job/video.mp4", b"x", content_type="video/mp4")
+    (tmp_path / "store" / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "store" / "elsewhere").symlink_to(tmp_path)
+    os.mkfifo(tmp_path / "store" / "fifo")
+    assert list(store.list()) == ["job/video.mp4"]
+
+
+def test_a_folder_that_a_delete_leaves_empty_goes_and_others_stay(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    for key in ("job/attempts/1/a", "job/attempts/1/b", "job/attempts/2/a", "other/a"):
+        store.put(key, b"x", content_type=TEXT)
+    for key in ("job/attempts/1/a", "job/attempts/2/a", "other/a"):
+        store.delete(key)
+    assert sorted(path.name for path in (tmp_path / "store").rglob("*")) == ["1", "attempts", "b", "job"]
+    store.delete("job/attempts/1/b")
+    assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_write_outlasts_a_delete_that_removes_its_folder(file_store_url):
+    store = open_store(file_store_url)
+
+    def write_and_delete(number: int) -> None:
+        for turn in range(20):
+            store.put(f"job/attempts/{number}/{turn}", b"x", content_type=TEXT)
+            store.delete(f"job/attempts/{number}/{turn}")
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write_and_delete, [1, 1, 2, 2]))
+    assert list(store.list()) == []
+
+
 def test_a_file_store_in_the_way_of_a_file_says_so(tmp_path):
     (tmp_path / "file").write_text("x")
     store = open_store((tmp_path / "file" / "store").as_uri())
@@ -235,6 +313,29 @@ def test_an_s3_url_leads_to_the_object(s3_store_url, s3_client):
     store.put("a/b", b"x", content_type=TEXT)
     assert store.url("a/b") == f"{s3_store_url}/a/b"
     assert s3_client.get_object(**_place(store.url("a/b")))["Body"].read() == b"x"
+
+
+def test_a_scan_asks_for_a_page_when_it_is_needed(faulty_store, true_store, faulty_s3):
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(lambda number: true_store.put(f"job/{number}", b"", content_type=TEXT), range(1001)))
+    found = faulty_store.scan("job/")
+    next(found)
+    assert len(faulty_s3.seen("GET", "list-type=2")) == 1
+    assert len(list(found)) == 1000
+    assert len(faulty_s3.seen("GET", "list-type=2")) == 2
+    assert len(set(faulty_store.list())) == 1001
+
+
+def test_an_upload_in_parts_is_known_as_unfinished_until_it_is_dropped(s3_store_url):
+    store = open_store(s3_store_url)
+    began = datetime.now(UTC) - timedelta(seconds=1)
+    store._client.create_multipart_upload(**_place(store.url("job/video.mp4")))
+    [write] = store.scan_unfinished()
+    assert (write.key, write.size_bytes) == ("job/video.mp4", 0)
+    assert began <= write.modified_at <= datetime.now(UTC)
+    store.drop_unfinished(write)
+    store.drop_unfinished(write)
+    assert list(store.scan_unfinished()) == []
 
 
 def test_a_foreign_object_is_read_to_know_its_checksum(s3_store_url, s3_client):
