@@ -89,7 +89,7 @@ end
 
 local function release(id, attempt)
   redis.call('ZREM', LEASES, id)
-  redis.call('HDEL', job_key(id), 'h3_lease', 'h3_nonce')
+  redis.call('HDEL', job_key(id), 'h3_lease', 'h3_nonce', 'h3_cancel')
   set(id, 'h3_released', attempt)
   clear_execution(origin(id), id, attempt)
 end
@@ -242,7 +242,7 @@ function commands.claim(queue, id, worker, nonce, lease_ms)
     redis.call('HDEL', job_key(id), 'h3_fatal', 'h3_interruptions')
   end
   local attempt = add_one(id, 'h3_attempts')
-  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_cancel', 'ended_at')
+  redis.call('HDEL', job_key(id), 'h3_outcome', 'ended_at')
   set(id, 'status', 'started', 'origin', queue, 'started_at', iso(now), 'last_heartbeat', iso(now), 'worker_name', worker,
     'h3_lease', attempt, 'h3_nonce', nonce, 'h3_began', count(id, 'h3_mark'))
   redis.call('PERSIST', job_key(id))

@@ -53,9 +53,10 @@ class Place(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     DEAD = "dead"
+    CANCELED = "canceled"
 
 
-TERMINAL = {Place.FINISHED, Place.FAILED, Place.DEAD}
+TERMINAL = {Place.FINISHED, Place.FAILED, Place.DEAD, Place.CANCELED}
 
 
 class Job(NamedTuple):
@@ -65,10 +66,12 @@ class Job(NamedTuple):
     drains_left: int
     strays_left: int
     retries_left: int = 0
+    cancels_left: int = 0
     place: Place = Place.QUEUED
     attempts: int = 0  # the last of them runs while the job is claimed
     is_over: bool = False  # the lease has run out, and nobody has noticed
     has_moved: bool = False  # in the running attempt
+    is_unwanted: bool = False  # somebody has asked for its end while it runs
     fatal: int = 0
     interrupted: int = 0
     has_result: bool = False  # in the store
@@ -81,12 +84,14 @@ class Job(NamedTuple):
         return self._replace(place=Place.CLAIMED, attempts=self.attempts + 1, is_over=False, has_moved=False, strays=0)
 
     def lost(self, charge: str) -> "Job":
+        if self.is_unwanted:
+            return self.at(Place.CANCELED)
         fatal, interrupted = self.fatal + (charge == "fatal"), self.interrupted + (charge == "interrupted")
         place = Place.DEAD if fatal == MOST_FATAL else Place.QUEUED
         return self.at(place)._replace(fatal=fatal, interrupted=interrupted)
 
     def at(self, place: Place) -> "Job":
-        return self._replace(place=place, is_over=False, has_moved=False)
+        return self._replace(place=place, is_over=False, has_moved=False, is_unwanted=False)
 
 
 class State(NamedTuple):
@@ -136,6 +141,7 @@ def worker_moves(state: State, number: int, worker: Worker) -> Iterator[Move]:
             yield from (end(number, worker, "failed"), beat(number, worker))
             yield from (hand_back(number, worker, charge) for charge in ("fatal", "drained") if may(job, charge))
             yield from [keep(number, worker)] if job.keeps_left else []
+            yield from [end(number, worker, "canceled")] if job.is_unwanted else []
         case Phase.COMMITTED:
             yield from (end(number, worker, "finished"), beat(number, worker))
         case Phase.UNSURE:
@@ -153,6 +159,8 @@ def job_moves(number: int, job: Job) -> Iterator[Move]:
         yield push_stray(number)
     if job.retries_left:
         yield retry(number)
+    if job.cancels_left:
+        yield cancel(number)
 
 
 def claim(state: State, number: int, worker: Worker, target: int) -> Move:
@@ -216,7 +224,7 @@ def hand_back(number: int, worker: Worker, charge: str) -> Move:
     def then(after: State, reply: Any) -> Iterator[State]:
         job = after.jobs[worker.job]
         if job.is_held_by(worker):
-            job = job.lost(charge)._replace(drains_left=job.drains_left - (charge == "drained"))
+            job = job.lost(charge)._replace(drains_left=max(0, job.drains_left - (charge == "drained")))
             assert reply == job.place
         else:
             assert reply == "lost"
@@ -268,6 +276,25 @@ def retry(number: int) -> Move:
         yield after.with_job(number, job)
 
     return Move(f"{NAMES[number]} is retried", then, ("retry_dead", NAMES[number]))
+
+
+def cancel(number: int) -> Move:
+    """By a person, who may be too late."""
+
+    def then(after: State, reply: Any) -> Iterator[State]:
+        job = after.jobs[number]
+        now = job._replace(cancels_left=job.cancels_left - 1)
+        if job.place is Place.CLAIMED:
+            assert reply == ["asked", str(job.attempts)]
+            yield after.with_job(number, now._replace(is_unwanted=True))
+        elif job.place is Place.QUEUED:
+            assert reply == ["canceled", ""]
+            yield after.with_job(number, now.at(Place.CANCELED)._replace(strays=0))
+        else:
+            assert reply == ["ended", job.place]
+            yield after
+
+    return Move(f"{NAMES[number]} is canceled", then, ("cancel", NAMES[number], ""))
 
 
 def reap(state: State) -> Move:
@@ -342,6 +369,7 @@ def check_record(name: str, job: Job, stored: Stored) -> None:
     assert stored.count(f"ttl rq:job:{name} ") == is_ended
     assert stored.count(f"zset rq:finished:{QUEUE} {name} ") == (job.place is Place.FINISHED)
     assert stored.count(f"zset rq:failed:{QUEUE} {name} ") == (job.place in {Place.FAILED, Place.DEAD})
+    assert stored.count(f"zset rq:canceled:{QUEUE} {name} ") == (job.place is Place.CANCELED)
     assert stored.count(f"zset h3:dead {name} ") == (job.place is Place.DEAD)
     assert stored.field(name, "h3_lease") == (str(job.attempts) if is_claimed else None)
     assert int(stored.field(name, "h3_attempts") or 0) == job.attempts
@@ -458,9 +486,11 @@ class Bounds:
 PLAIN = Job(keeps_left=0, drains_left=0, strays_left=0)
 QUICK = {
     "one job": Bounds(2, (Job(keeps_left=1, drains_left=0, strays_left=1, retries_left=1),), 51_000),
+    "one unwanted job": Bounds(2, (Job(keeps_left=1, drains_left=1, strays_left=1, cancels_left=1),), 10_000),
     "two jobs": Bounds(2, (PLAIN, PLAIN._replace(drains_left=1)), 53_000),
 }
 FULL = {  # 1 and 3 minutes
+    "one unwanted job": Bounds(2, (Job(keeps_left=2, drains_left=1, strays_left=1, cancels_left=2, retries_left=1),), 1),
     "one job": Bounds(2, (Job(keeps_left=2, drains_left=1, strays_left=1, retries_left=1),), 474_000),
     "two jobs": Bounds(2, (PLAIN, Job(keeps_left=1, drains_left=1, strays_left=1)), 1_121_000),
 }
@@ -479,5 +509,8 @@ def test_in_every_state_a_job_is_in_one_place_and_runs_at_most_once(redis_url: s
             states += 1
             phases.update(worker.phase for worker in state.workers)
             places.update(job.place for job in state.jobs)
-    assert (phases, places) == (set(Phase), set(Place))
+    print(states)
+    assert phases == set(Phase)
+    assert places | {Place.CANCELED} == set(Place)
+    assert (Place.CANCELED in places) == any(job.cancels_left for job in limits.jobs)
     assert states >= limits.states
