@@ -1,8 +1,12 @@
 """One attempt at a job on the fleet: the runner's items go out as they come, and its end is judged by class."""
 
+import fcntl
+import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -79,8 +83,8 @@ class Attempt:
                 return finished
             outputs.begin()
             self._outputs = outputs
-            with tempfile.TemporaryDirectory(prefix="h3render-", dir=self._spool, ignore_cleanup_errors=True) as folder:
-                return self._run_in(Path(folder), outputs)
+            with work_folder(self._spool) as folder:
+                return self._run_in(folder, outputs)
         finally:
             self._end(outputs)
 
@@ -189,6 +193,19 @@ class Attempt:
             case RankOutOfMemoryError():
                 return OutOfMemory(str(error))
         return AttemptLost(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def work_folder(spool: Path | None) -> Iterator[Path]:
+    """Where an attempt's files lie. Locked, so that `h3render gc` knows those that no process uses any more."""
+    with tempfile.TemporaryDirectory(prefix="h3render-", dir=spool, ignore_cleanup_errors=True) as name:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):  # not every network file system can
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
 
 
 def _checked(item: object) -> Item:

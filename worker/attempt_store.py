@@ -19,10 +19,10 @@ from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 from jobs.lease import Lease
 from jobs.pieces import StoredPiece
 from jobs.result import Result, result_key
+from jobs.retention import ATTEMPT_MARKER
 from jobs.store import Store, StoredObject
 
 JSON = "application/json"
-CLAIM_NAME = "attempt.json"
 _CONFIRMATIONS = 8  # at once
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
@@ -58,7 +58,7 @@ class AttemptStore:
         """See that nobody else writes there, even if the queue has forgotten one of us. Raises ObjectExists."""
         claim = {"attempt": self._lease.attempt, "worker": self._lease.worker, "nonce": self._lease.nonce}
         body = json.dumps(claim).encode()
-        self._patiently(lambda: self._store.put_once(self.key(CLAIM_NAME), body, content_type=JSON))
+        self._patiently(lambda: self._store.put_once(self.key(ATTEMPT_MARKER), body, content_type=JSON))
 
     def put(self, name: str, body: bytes | Path, content_type: str, cache_control: str) -> StoredPiece:
         key = self.key(name)
