@@ -363,6 +363,7 @@ class RenderWorker(SimpleWorker):
             self._end_badly(taken, AttemptLost(f"{type(exc).__name__}: {exc}"))
         else:
             self._insist(lambda: lease.finish(finished, {"result_key": finished.result_key}))
+            self._insist(self.increment_successful_job_count)  # for RQ's tools
             log.info("finished", result_key=finished.result_key)
 
     def _open_outputs(self, taken: Taken, attempt: Attempt) -> Outputs:
@@ -389,6 +390,7 @@ class RenderWorker(SimpleWorker):
         else:
             failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=printable(str(error)))
             self._insist(lambda: lease.fail(failed, "".join(traceback.format_exception(error))))
+            self._insist(self.increment_failed_job_count)
 
     def _show(self, state: WorkerStatus, job_id: str | None) -> None:
         with self.connection.pipeline() as pipeline:
