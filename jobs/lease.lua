@@ -274,6 +274,13 @@ function commands.tell(id, attempt, ...)
   return 1
 end
 
+-- A last beat, before the result is committed: an attempt that dies from here on has moved the job forward.
+function commands.seal(id, attempt, lease_ms)
+  if commands.beat(id, attempt, lease_ms) == 0 then return 0 end
+  set(id, 'h3_mark', string.format('%d', math.max(count(id, 'h3_mark'), count(id, 'h3_began') + 1)))
+  return 1
+end
+
 -- Something to go on from is in the store. `mark` grows with what need not be done again.
 function commands.keep(id, attempt, mark, kept, event)
   if not holds(id, attempt) then return 0 end

@@ -102,6 +102,10 @@ class Lease:
         """Keep it for another period. `redis`: a client of the calling thread's own."""
         self._require(self._call("beat", _ms(self._lease_s), client=redis))
 
+    def seal(self) -> None:
+        """The last beat before the result is committed: from here on, an attempt that dies has not been in vain."""
+        self._require(self._call("seal", _ms(self._lease_s)))
+
     def tell(self, *events: Event) -> None:
         """Append news to the job's events."""
         self._require(self._call("tell", *(event.model_dump_json() for event in events)))

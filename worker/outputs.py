@@ -270,7 +270,7 @@ class Outputs:
         )
         self._store.confirm(result.pieces)
         self._news.drain()
-        insist(self._lease.beat)  # only now, and only if the job is still ours
+        insist(self._lease.seal)  # only now, and only if the job is still ours
         return self._finished(self._store.commit(result))
 
     def _named_pieces(self) -> list[StoredPiece]:

@@ -29,7 +29,7 @@ from rq.worker_registration import register
 
 from jobs import events
 from jobs.connection import redis_errors
-from jobs.errors import LeaseLost
+from jobs.errors import LeaseLost, RedisUnavailable
 from jobs.lease import WAKE_CHANNEL, Lease, Leases, Orders, printable
 from jobs.offers import count_pixels
 from jobs.queues import open_queue
@@ -171,6 +171,10 @@ class RenderWorker(SimpleWorker):
                     self._run(taken)
         except Interrupted as exc:
             log.info("ending before the fleet was up", reason=str(exc))
+        except RedisError as exc:
+            if not self._departure.is_asked:
+                raise RedisUnavailable(f"Redis does not answer ({exc}): start this worker again when it does") from exc
+            log.warning("leaving without a last word: a job of this worker waits until its lease runs out")
         finally:
             self._leave()
 

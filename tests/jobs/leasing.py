@@ -21,6 +21,7 @@ SAVED = CheckpointSaved(step=2, key="c")
 
 SPEAK = {
     "beat": lambda lease: lease.beat(),
+    "seal": lambda lease: lease.seal(),
     "tell": lambda lease: lease.tell(STEP),
     "keep": lambda lease: lease.keep(KEPT, SAVED),
     "hand_back": lambda lease: lease.hand_back(Charge.FATAL, "rank 1 died"),

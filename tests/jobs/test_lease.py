@@ -11,7 +11,7 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegist
 
 from jobs.client import Client
 from jobs.errors import LeaseLost
-from jobs.events import AttemptLost, Dead, EventLog, Failed
+from jobs.events import AttemptLost, Dead, EventLog, Failed, Loss
 from jobs.lease import (
     DEAD_KEY,
     LEASE_S,
@@ -257,6 +257,19 @@ def test_the_twentieth_interruption_is_a_jobs_death(claim):
     places = [lease.hand_back(Charge.INTERRUPTED, "pod lost")]
     places += [claim(lease.job_id).hand_back(Charge.INTERRUPTED, "pod lost") for _ in range(19)]
     assert places == [Place.QUEUED] * 19 + [Place.DEAD]
+
+
+def test_an_attempt_that_dies_while_it_commits_has_not_been_in_vain(redis, claim, reap):
+    lease = claim()
+    lease.keep(KEPT, SAVED)
+    lease.hand_back(Charge.FATAL, "first")
+    for attempt in (2, 3):  # what the first has kept is all that there is to keep
+        lease = claim(lease.job_id)
+        assert lease.attempt == attempt
+        lease.seal()
+        assert reap(lease).queued == (lease.job_id,)
+    losses = redis.lrange(LOSSES_KEY.format(job_id=lease.job_id), 0, -1)
+    assert [Loss.model_validate_json(loss).kind for loss in losses] == ["fatal", "interrupted", "interrupted"]
 
 
 def test_being_told_to_stop_is_held_against_no_job(redis, claim):
