@@ -116,8 +116,11 @@ class Attempt:
         if not verdict.fleet_is_healthy:
             if stream is None and (outputs := self._outputs) is not None:
                 outputs.give_up(verdict)  # the fleet is done: what is left is to wait for uploads
-            # In a thread: it waits for the ranks, and who calls has other things to watch.
-            threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}, daemon=True).start()
+            if isinstance(verdict, Stalled) and stream is not None:
+                stream.condemn(str(verdict))  # which finds out what the ranks are doing
+            else:
+                # In a thread: it waits for the ranks, and who calls has other things to watch.
+                threading.Thread(target=self._controller.shutdown, kwargs={"graceful_timeout": 0}, daemon=True).start()
         elif stream is not None:
             stream.request_stop(type(verdict).__name__)
 
@@ -183,6 +186,8 @@ class Attempt:
         return finished
 
     def _judge(self, error: Exception) -> WorkerError:
+        if isinstance(self._verdict, Stalled):
+            return Stalled(str(error))  # what it has said to the controller, and what that has found out
         if self._verdict is not None:
             return self._verdict
         match error:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import NoReturn, Self
 from uuid import uuid4
 
@@ -60,6 +61,13 @@ class Life(BaseModel):
         first, *later = self.failed_starts
         loading_s = sum(failed.ended_at - failed.began_at for failed in later)
         return later[-1].ended_at - first.ended_at - loading_s <= WINDOW_S
+
+
+def reap_former_children() -> None:
+    """Those of the life before, of which nobody else knows: multiprocessing's resource tracker above all."""
+    with suppress(ChildProcessError):  # none is left
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def hold_signals() -> None:

@@ -20,7 +20,7 @@ from jobs.offers import Offer
 from jobs.store import open_store
 from jobs.workers import WorkerState, write_worker
 from worker.errors import TOLD_TO_STOP, FleetNotStarted, Interrupted, StartRefused, Unhealthy
-from worker.life import FailedStart, Life, hold_signals, start_over
+from worker.life import FailedStart, Life, hold_signals, reap_former_children, start_over
 from worker.mgpu import ControllerShutdownError, FatalFleetError, MGPUController, MGPURunner, RunnerError
 from worker.rq_worker import ANSWER_TIMEOUT_S, RenderWorker
 from worker.settings import Backend, WorkerSettings
@@ -56,6 +56,7 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     standing = Standing(settings.worker_name, life, offer, controller, gpus, settings.lease_s / BEATS_A_LEASE)
     worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, standing, life)
     try:
+        reap_former_children()
         worker.serve(burst=burst, start=lambda: start(controller, settings, setup))
     except FleetNotStarted as exc:
         try_again(worker, standing, redis, exc)

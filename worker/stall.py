@@ -73,9 +73,9 @@ class StallWatch:
         if since is None or since != self._since:
             return ""
         if now - since > limit_s:
-            return f"no {awaited} for {now - since:.0f} s (limit {limit_s:.0f} s)"
+            return f"no {awaited} for {now - since:.0f} s (limit {limit_s:g} s)"
         if phase_s > phase_limit_s:
-            return f"its {awaited}s have taken {phase_s:.0f} s (limit {phase_limit_s:.0f} s)"
+            return f"its {awaited}s have taken {phase_s:.0f} s (limit {phase_limit_s:g} s)"
         return ""
 
     def step_left_s(self, now: float) -> float | None:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from h3.provenance import sha256
 from jobs import events
 from jobs.client import Client
+from jobs.request import ResolvedRequest
 from jobs.result import Result
 from jobs.store import Store, open_store
 from tests.end_to_end.conftest import run
@@ -147,7 +148,7 @@ def test_the_same_seed_gives_the_same_latents_and_another_seed_others(renders):
 
 def test_the_report_records_what_the_bits_depend_on(renders):
     report = renders.reports[0]
-    assert report["request"] == {"prompt": PROMPT, "seed": 7, "mode": "auto", "precision": "auto", **CLIP}
+    assert report["request"] == ResolvedRequest(prompt=PROMPT, seed=7, **CLIP).model_dump(mode="json")
     assert report["provenance"]["world_size"] == 2
     assert report["provenance"]["mode"] == "ulysses"
     assert len(report["timings"]["step_s"]) == 4

@@ -1,4 +1,4 @@
-"""The debug mode `check_lockstep=True`: at each yield all ranks compare notes, and the one out of step is named."""
+"""Ranks compare notes, and the one out of step is named: at each yield with `check_lockstep=True`, or when told to."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def require_same_step(peers: Peers, job_id: int, yields: int, *, has_ended: bool
     steps = [Step(*_STEP.unpack(word)) for word in peers.gather(_STEP.pack(job_id, yields, has_ended))]
     if len(set(steps)) > 1:
         raise LockstepError(describe_divergence(steps))
+
+
+def require_alike(peers: Peers, word: bytes) -> None:
+    """Collective. Raises LockstepError, on every rank alike, unless all say the same. Words of one length."""
+    words = peers.gather(word)
+    if len(set(words)) > 1:
+        usual, _ = Counter(words).most_common(1)[0]
+        rank = next(rank for rank, said in enumerate(words) if said != usual)
+        raise LockstepError(
+            f"rank {rank} is the first to have diverged: it has {words[rank]!r}, rank {words.index(usual)} {usual!r}"
+        )
 
 
 def describe_divergence(steps: Sequence[Step]) -> str:

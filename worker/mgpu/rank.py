@@ -29,7 +29,7 @@ from worker.mgpu.errors import RunnerError
 from worker.mgpu.inputs import InputReceiver
 from worker.mgpu.lifeline import tie_by_pipe
 from worker.mgpu.link import Kind, Link, Message
-from worker.mgpu.lockstep import require_same_step
+from worker.mgpu.lockstep import require_alike, require_same_step
 from worker.mgpu.logs import redirect_output
 from worker.mgpu.peers import PeerLostError, Peers
 from worker.mgpu.reports import report_error
@@ -129,6 +129,7 @@ class Rank:
         runner.groups = groups
         runner._read_stop = self._read_stop
         runner._peek_stop = self._peek_stop
+        runner._require_alike = lambda word: require_alike(self._peers, word)
 
     def _run_job(self, message: Message) -> None:
         self._runner.stop_reason = None

@@ -59,6 +59,7 @@ class MGPURunner(ABC):
     stop_reason: str | None = None  # why the caller asked this job to stop, once stop_requested() has said so
     _read_stop: Callable[[], str | None]
     _peek_stop: Callable[[], str | None]
+    _require_alike: Callable[[bytes], None]
 
     def setup(self, *args: Any, **kwargs: Any) -> None:  # noqa: B027  # optional: a runner may need none
         """Load what all jobs share. Runs once, on every rank, with the keywords of `MGPUController.start`."""
@@ -74,6 +75,14 @@ class MGPURunner(ABC):
         """Whether the caller asked this job to end early. Collective: every rank must call it, all get one answer."""
         self.stop_reason = self.stop_reason or self._read_stop()
         return self.stop_reason is not None
+
+    def confirm_alike(self, word: bytes) -> None:
+        """See that every rank is at the same place with the same result, before one speaks for all.
+
+        Collective, beside the process groups. Ends the job with a FleetDesyncError unless all ranks give the same word,
+        of the same length, of at most 4 KiB.
+        """
+        self._require_alike(word)
 
     def stop_pending(self) -> bool:
         """The same for rank 0 alone, when the others have ended their part of the job. Not collective."""

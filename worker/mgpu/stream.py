@@ -81,6 +81,13 @@ class Stream(Iterator[object]):
         self._supervisor.require_own_process()
         self._supervisor.request_stop(self._job, reason)
 
+    def condemn(self, reason: str) -> None:
+        """End the fleet because the job does not go on: it fails with a FleetDesyncError that says what the ranks do.
+
+        Any thread may call this. A job that has ended is left alone.
+        """
+        self._supervisor.condemn(self._job, reason)
+
     def __enter__(self) -> Self:
         return self
 

@@ -145,6 +145,13 @@ class Supervisor:
         if is_running and fleet is not None:
             fleet.send(0, Message(Kind.STOP, job.id, body=reason.encode()))
 
+    def condemn(self, job: Job, reason: str) -> None:
+        """The job's ranks no longer do their work, as somebody outside can tell."""
+        with self._lock:
+            fleet = self.fleet
+        if fleet is not None:
+            fleet.post(lambda: self._condemned(job, reason))
+
     def status(self) -> ControllerStatus:
         with self._lock:
             state, job, processes = self.state, self.job, self.fleet.ranks if self.fleet else []
@@ -254,6 +261,11 @@ class Supervisor:
             fleet, self.fleet = self._required_fleet(), None
             fleet.logs.close(is_evidence=ended_badly)
             self.job = None
+
+    def _condemned(self, job: Job, reason: str) -> None:
+        with self._lock:
+            if self.job is job and not job.has_ended and self.state is State.RUNNING and not self._failures:
+                self._condemn(Verdict(FleetDesyncError, reason))
 
     def _settled(self, verdict: Verdict) -> None:
         with self._lock:

@@ -18,6 +18,10 @@ class Strider(CommandRunner):
     def stride(self, steps: dict[int, int]) -> Iterator[Any]:
         yield from range(steps.get(self.rank, 3))
 
+    def confirm(self, words: list[bytes]) -> Iterator[Any]:
+        self.confirm_alike(words[self.rank])
+        yield self.rank
+
 
 def test_different_yield_counts_are_legal(new_fleet: Make) -> None:
     """77: unless asked to check."""
@@ -59,3 +63,25 @@ def test_the_first_rank_out_of_step_is_named(new_fleet: Make, world_size: int) -
 def test_the_majority_is_right(steps: list[tuple[int, int, int]], named: str) -> None:
     """77"""
     assert describe_divergence([Step(*step) for step in steps]).startswith(named)
+
+
+def test_ranks_with_the_same_result_go_on(new_fleet: Make) -> None:
+    controller = new_fleet(Strider)
+    assert sorted(controller.stream(command="confirm", words=[b"same", b"same"])) == [0, 1]
+
+
+def test_a_rank_with_another_result_ends_the_job_before_anything_is_said(new_fleet: Make) -> None:
+    with pytest.raises(FleetDesyncError, match="rank 1 is the first to have diverged: it has b'that', rank 0 b'this'"):
+        list(new_fleet(Strider).stream(command="confirm", words=[b"this", b"that"]))
+
+
+def test_a_job_that_does_not_go_on_is_ended_with_what_its_ranks_do(new_fleet: Make) -> None:
+    controller = new_fleet(Strider)
+    ended = controller.stream(command="nothing")
+    ended.drain()
+    stream = controller.stream(command="hang")
+    ended.condemn("it has ended")
+    stream.condemn("no step for 5 s")
+    with pytest.raises(FleetDesyncError, match="no step for 5 s") as caught:
+        list(stream)
+    assert {"rank0.stacks", "rank1.stacks"} <= {path.name for path in caught.value.evidence}
