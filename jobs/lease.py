@@ -158,9 +158,9 @@ class Leases:
         self._lease_s = lease_s
         self.beat_s = lease_s / BEATS_A_LEASE
 
-    def peek(self, queues: Sequence[str], first: int, most: int) -> list[list[Waiting]]:
+    def peek(self, queues: Sequence[str], first: int, most: int, redis: Redis | None = None) -> list[list[Waiting]]:
         """What waits in each queue, from its head, without taking it."""
-        found = self._script.call("peek", first, most, MOST_CALL_BYTES, *queues)
+        found = self._script.call("peek", first, most, MOST_CALL_BYTES, *queues, client=redis)
         return [
             [
                 Waiting(job_id.decode("utf-8", "surrogateescape"), queue, problem.decode(), call, waited_ms / 1000)
@@ -202,10 +202,10 @@ class Leases:
         """Whether this worker is the one to put its job back for a waiting one; it is asked of one only."""
         return bool(self._script.call("make_way", job_id, worker, client=redis))
 
-    def give_up(self, waiting: Waiting, event: Event, text: str, worker: str) -> None:
-        """End a queued job that nobody wants any more; no-op if it is queued no longer."""
+    def give_up(self, waiting: Waiting, event: Event, text: str, worker: str) -> bool:
+        """End a queued job that nobody wants any more; whether it was still queued."""
         record = rq_record(waiting.job_id, RQResult.Type.FAILED, worker, exc_string=text)
-        self._script.call("give_up", waiting.queue, waiting.job_id, event.model_dump_json(), *record)
+        return bool(self._script.call("give_up", waiting.queue, waiting.job_id, event.model_dump_json(), *record))
 
     def quarantine(self, waiting: Waiting, reason: str, event: Event, worker: str) -> None:
         """Put away what is no job of ours."""

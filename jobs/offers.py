@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.request import Mode, Precision, ResolvedRequest
+from jobs.request import VERSION, Mode, Precision, ResolvedRequest
 
 
 class Offer(BaseModel):
@@ -15,12 +15,15 @@ class Offer(BaseModel):
     precisions: tuple[Precision, ...] = tuple(Precision)
     world_size: int = 1
     most_pixels: int | None = None  # of all frames together; more would not fit its memory
+    request_version: int = VERSION  # the latest that it reads
     queues: tuple[str, ...] | None = None  # that it serves; None: not told
 
     def missing(self, request: ResolvedRequest, queue: str | None = None) -> str:
         """What the request needs and this worker lacks, in words; empty if it can serve it."""
         if queue is not None and self.queues is not None and queue not in self.queues:
             return f"queue {queue}"
+        if request.version > self.request_version:
+            return f"requests of version {request.version}"
         if request.mode not in (Mode.AUTO, *self.modes):
             return f"mode {request.mode}"
         if request.precision not in (Precision.AUTO, *self.precisions):

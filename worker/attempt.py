@@ -78,11 +78,11 @@ class Attempt:
 
     def run(self, outputs: Outputs) -> Finished:
         """The committed result. Raises a WorkerError that says what becomes of job and fleet."""
+        self._outputs = outputs
         try:
             if (finished := outputs.find_result()) is not None:
                 return finished
             outputs.begin()
-            self._outputs = outputs
             with work_folder(self._spool) as folder:
                 return self._run_in(folder, outputs)
         finally:
@@ -113,9 +113,10 @@ class Attempt:
             if self._verdict is None or not verdict.fleet_is_healthy:
                 self._verdict = verdict
             stream = self._stream
+        is_urgent = not verdict.fleet_is_healthy or not verdict.job_may_retry
+        if is_urgent and stream is None and (outputs := self._outputs) is not None:
+            outputs.give_up(verdict)  # the fleet is done: what is left is to wait for uploads
         if not verdict.fleet_is_healthy:
-            if stream is None and (outputs := self._outputs) is not None:
-                outputs.give_up(verdict)  # the fleet is done: what is left is to wait for uploads
             if isinstance(verdict, Stalled) and stream is not None:
                 stream.condemn(str(verdict))  # which finds out what the ranks are doing
             else:

@@ -6,9 +6,11 @@ exception is the commit marker.
 
 import json
 import posixpath
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +23,7 @@ from jobs.pieces import StoredPiece
 from jobs.result import Result, result_key
 from jobs.retention import ATTEMPT_MARKER
 from jobs.store import Store, StoredObject
+from worker import metrics
 
 JSON = "application/json"
 _CONFIRMATIONS = 8  # at once
@@ -39,6 +42,8 @@ class AttemptStore:
 
     def __init__(self, store: Store, lease: Lease, patience_s: float) -> None:
         self._store, self._lease, self._patience_s = store, lease, patience_s
+        self._failure: Exception | None = None  # from outside
+        self._is_given_up = threading.Event()
         self.prefix = f"{lease.job_id}/attempts/{lease.attempt}"
         self.result_key = result_key(lease.job_id)
 
@@ -62,16 +67,20 @@ class AttemptStore:
 
     def put(self, name: str, body: bytes | Path, content_type: str, cache_control: str) -> StoredPiece:
         key = self.key(name)
-        return _as_piece(
-            self._patiently(lambda: self._store.put(key, body, content_type=content_type, cache_control=cache_control))
-        )
+        with metrics.UPLOAD_SECONDS.time():
+            stored = self._patiently(
+                lambda: self._store.put(key, body, content_type=content_type, cache_control=cache_control)
+            )
+        metrics.UPLOADED_BYTES.inc(stored.size_bytes)
+        return _as_piece(stored)
 
     def fetch(self, piece: StoredPiece, path: Path) -> None:
         self._patiently(lambda: self._store.fetch(piece.key, path))
 
     def confirm(self, pieces: Iterable[StoredPiece]) -> None:
         """Raises StoreUnavailable if anything is not there as it was written."""
-        with ThreadPoolExecutor(_CONFIRMATIONS) as pool:
+        bind = partial(structlog.contextvars.bind_contextvars, **structlog.contextvars.get_contextvars())
+        with ThreadPoolExecutor(_CONFIRMATIONS, initializer=bind) as pool:  # for log lines that name the job
             list(pool.map(self._confirm, pieces))
 
     def _confirm(self, piece: StoredPiece) -> None:
@@ -101,6 +110,11 @@ class AttemptStore:
         except ValidationError as exc:
             raise StoreRefused(f"{self._store.url(self.result_key)} is no result that we can read: {exc}") from exc
 
+    def give_up(self, error: Exception) -> None:
+        """Have no more patience: whoever waits for the store gets this error."""
+        self._failure = self._failure or error
+        self._is_given_up.set()
+
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         deadline, pause_s = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
         while True:
@@ -112,7 +126,9 @@ class AttemptStore:
                 if time.monotonic() + pause_s > deadline:
                     raise
                 log.warning("the store does not answer, trying again", reason=str(exc), pause_s=pause_s)
-            time.sleep(pause_s)
+                metrics.STORE_RETRIES.inc()
+            if self._is_given_up.wait(pause_s) and self._failure is not None:
+                raise self._failure
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

@@ -7,6 +7,7 @@ from math import inf
 from uuid import uuid4
 
 import structlog
+from redis import Redis
 
 from jobs.errors import RequestTooNew
 from jobs.events import Failed
@@ -14,6 +15,7 @@ from jobs.lease import Lease, Leases, Waiting
 from jobs.offers import Offer
 from jobs.queues import QueueName
 from jobs.request import ResolvedRequest
+from worker import metrics
 from worker.errors import RequestRefused
 from worker.outage import insist
 from worker.payload import read_waiting
@@ -53,7 +55,7 @@ class Dequeue:
 
         First who may preempt, then whoever has waited too long, then queue by queue and by age.
         """
-        for waiting in self._urgent():
+        for waiting in self._urgent(None):
             if isinstance(taken := self._look_at(waiting), Taken):
                 return taken
         for least_wait_s in (self._longest_wait_s, -inf):
@@ -62,20 +64,23 @@ class Dequeue:
                     return taken_there
         return None
 
-    def find_urgent(self, lease: Lease) -> str | None:
-        """The waiting job that the one we run is to make way for; it is told to one worker only."""
+    def find_urgent(self, lease: Lease, redis: Redis) -> str | None:
+        """The waiting job that the one we run is to make way for; it is told to one worker only.
+
+        redis  a client of the calling thread's own
+        """
         if lease.queue != QueueName.BATCH:
             return None
-        for waiting in self._urgent():
-            if waiting.waited_s > PREEMPT_AFTER_S and self._leases.make_way(waiting.job_id, self._worker):
+        for waiting in self._urgent(redis):
+            if waiting.waited_s > PREEMPT_AFTER_S and self._leases.make_way(waiting.job_id, self._worker, redis):
                 return waiting.job_id
         return None
 
-    def _urgent(self) -> Iterator[Waiting]:
+    def _urgent(self, redis: Redis | None) -> Iterator[Waiting]:
         """Jobs that may preempt, and that we can serve."""
         if QueueName.HIGH not in self._queues:
             return
-        for waiting in self._leases.peek([QueueName.HIGH], 0, WINDOW)[0]:
+        for waiting in self._leases.peek([QueueName.HIGH], 0, WINDOW, redis)[0]:
             request = self._read(waiting)
             if isinstance(request, ResolvedRequest) and request.preempt and not self.offer.missing(request):
                 yield waiting
@@ -126,5 +131,7 @@ class Dequeue:
 
     def _give_up(self, waiting: Waiting, request: ResolvedRequest) -> None:
         reason = f"still queued after {waiting.waited_s:.0f} s, wanted within {request.deadline_s:g} s"
-        log.warning("job given up", job_id=waiting.job_id, reason=reason)
-        self._leases.give_up(waiting, Failed(attempt=0, cause="deadline", reason=reason), reason, self._worker)
+        event = Failed(attempt=0, cause="deadline", reason=reason)
+        if self._leases.give_up(waiting, event, reason, self._worker):
+            log.warning("job given up", job_id=waiting.job_id, reason=reason)
+            metrics.count_end("failed", "deadline")

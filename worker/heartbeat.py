@@ -44,6 +44,7 @@ class Heartbeat:
         )
         self._beat_s, self._beat, self._look, self._ask = beat_s, beat, look, ask
         self.is_answered = True  # by Redis, the last time
+        self._answered_at = self._looked_at = time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -58,10 +59,21 @@ class Heartbeat:
         self._thread.join(2 * ANSWER_TIMEOUT_S)
         self._redis.close()
 
+    @property
+    def unanswered_s(self) -> float:
+        """Since Redis has answered."""
+        return time.monotonic() - self._answered_at
+
+    @property
+    def unlooked_s(self) -> float:
+        """Since the thread has gone round; it hangs or has died if that is long."""
+        return time.monotonic() - self._looked_at
+
     def _run(self) -> None:
-        beat_at = silent_since = time.monotonic()
+        beat_at = time.monotonic()
         while not self._closed.wait(min(self._beat_s / _LOOKS_A_BEAT, _LONGEST_LOOK_S)):
             try:
+                self._looked_at = time.monotonic()
                 self._look()
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + self._beat_s
@@ -69,10 +81,9 @@ class Heartbeat:
                     self.is_answered = True
                 elif self.is_answered:
                     self._ask(self._redis)
-                silent_since = time.monotonic() if self.is_answered else silent_since
+                self._answered_at = time.monotonic() if self.is_answered else self._answered_at
             except RedisError as exc:
                 self.is_answered = False
-                silent_s = round(time.monotonic() - silent_since)
-                log.error("unhealthy: Redis does not answer", error=str(exc), silent_s=silent_s)  # noqa: TRY400
+                log.error("unhealthy: Redis does not answer", error=str(exc), silent_s=round(self.unanswered_s))  # noqa: TRY400
             except Exception:
                 log.exception("heartbeat broken")  # and tried again: without it the lease is lost

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,8 +42,8 @@ class Lane:
         self._is_closed = self._is_concluding = self._is_failing = False
         self._failure: Exception | None = None
         self._changed = threading.Condition()
-        for _ in range(threads):
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+        for _ in range(threads):  # in copies of our context: their log lines name the same job
+            threading.Thread(target=copy_context().run, args=[self._run], name=name, daemon=True).start()
 
     def add(
         self,
@@ -73,6 +74,11 @@ class Lane:
         with self._changed:
             return len(self._work) > 1 and self._work[1].is_done
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the work that is not over."""
+        return self._bytes
+
     def longest_s(self) -> float:
         """For how long the oldest work that is not over has been done, its `then` included."""
         with self._changed:
@@ -102,6 +108,7 @@ class Lane:
         with self._changed:
             self._is_closed = True
             self._work.clear()
+            self._bytes = 0
             self._changed.notify_all()
 
     def _is_settled(self) -> bool:

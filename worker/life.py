@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn, Self
 from uuid import uuid4
 
@@ -13,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 VARIABLE = "H3_LIFE"
 MOST_FAILED_STARTS, WINDOW_S = 3, 600.0
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
+PROD = signal.SIGURG  # which nobody else sends, and which does nothing by itself
 
 log = structlog.get_logger()
 
@@ -26,6 +29,16 @@ class FailedStart(BaseModel):
     ended_at: float
 
 
+class Count(BaseModel):
+    """How far one of this worker's counters has come."""
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    labels: dict[str, str]
+    value: float
+
+
 class Life(BaseModel):
     """Of one worker, from its first start on."""
 
@@ -35,6 +48,7 @@ class Life(BaseModel):
     restarts: int = 0
     failed_starts: tuple[FailedStart, ...] = ()  # in a row
     most_pixels: int | None = None  # more has run out of memory here
+    counts: tuple[Count, ...] = ()
 
     @classmethod
     def take_up(cls) -> Self:
@@ -75,9 +89,33 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
-def hear_signals() -> None:
-    """Deliver them; before any other process is started, which would not hear them either."""
+@contextmanager
+def hearing_signals() -> Iterator[None]:
+    """Deliver them, and at once; from before any other process is started, which would not hear them either.
+
+    The system gives a signal to whichever thread it likes, and Python runs its handler in the main thread: which may be
+    in a wait that only a signal of its own ends. So each is passed on to it.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    outer_writer, outer_handler = signal.set_wakeup_fd(writer), signal.signal(PROD, lambda *_: None)
+    prodding = threading.Thread(target=_prod, args=(reader, threading.get_ident()), name="signals", daemon=True)
+    prodding.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(outer_writer)
+        os.close(writer)
+        prodding.join()
+        os.close(reader)
+        signal.signal(PROD, outer_handler)
+
+
+def _prod(reader: int, main_thread: int) -> None:
+    while number := os.read(reader, 1):
+        if number[0] != PROD:
+            signal.pthread_kill(main_thread, PROD)
 
 
 def start_over(life: Life, reason: str) -> NoReturn:

@@ -21,7 +21,7 @@ from jobs.pieces import KeptCheckpoint, KeptPieces, KeptSegment, StoredPiece
 from jobs.request import ResolvedRequest
 from jobs.result import Result
 from jobs.store import Store
-from worker import items
+from worker import items, metrics
 from worker.attempt_store import JSON, AttemptStore
 from worker.errors import AttemptLost, NumberUsed, SpoolFull, Superseded, UploadFailed, WorkerError
 from worker.lane import Lane
@@ -75,6 +75,7 @@ class Outputs:
 
         self._uploads = Lane("uploads", fail, threads=UPLOAD_THREADS, most_bytes=limits.spool_bytes)
         self._news = Lane("news", fail)
+        metrics.SPOOL_BYTES.set_function(lambda: self._uploads.size_bytes)
 
     # --- before
 
@@ -127,6 +128,7 @@ class Outputs:
             case items.TextEncoded(tokens, seconds):
                 self._tell(events.TextEncoded(tokens=tokens, seconds=seconds))
             case items.StepDone(step, steps, sigma, seconds):
+                metrics.STEP_SECONDS.observe(seconds)
                 self._tell(events.StepDone(step=step, steps=steps, sigma=sigma, seconds=seconds))
             case items.Preview(step, path):
                 self._ship(path, PNG, lambda key: self._tell(events.PreviewReady(step=step, key=key)), drop=True)
@@ -154,7 +156,8 @@ class Outputs:
             self._on_failure(error)
 
     def give_up(self, error: WorkerError) -> None:
-        """Whoever waits for what is on its way hears of this instead."""
+        """Whoever waits for the store, or for what is on its way there, hears of this instead."""
+        self._store.give_up(error)
         for lane in (self._uploads, self._news):
             lane.give_up(error)
 
@@ -192,6 +195,7 @@ class Outputs:
         playlist_key = self._store.key(PLAYLIST_NAME)
         event = events.SegmentReady(index=index, key=key, duration_s=duration_s, playlist_key=playlist_key)
         self._unlisted.append(event)
+        metrics.SEGMENTS.inc()
 
     def _list_new_segments(self) -> None:
         """Unless more follows, which then lists all at once."""
@@ -235,7 +239,11 @@ class Outputs:
             then(piece)
             self._list_new_segments()
 
-        self._uploads.add(put, conclude, size_bytes=path.stat().st_size, drop=path.unlink if drop else None)
+        def leave_out() -> None:
+            path.unlink()
+            metrics.UPLOADS_LEFT_OUT.inc()
+
+        self._uploads.add(put, conclude, size_bytes=path.stat().st_size, drop=leave_out if drop else None)
 
     def _put_file(self, path: Path, content_type: str) -> StoredPiece:
         """Upload a local file under its own name and delete it."""

@@ -35,6 +35,7 @@ from jobs.offers import count_pixels
 from jobs.queues import open_queue
 from jobs.store import Store
 from jobs.workers import JobRecord, WorkerRecord, WorkerState, forget_worker, write_worker
+from worker import metrics
 from worker.attempt import Attempt
 from worker.departure import Departure
 from worker.dequeue import Dequeue, Taken
@@ -49,14 +50,17 @@ from worker.errors import (
     Superseded,
     WorkerError,
 )
+from worker.farm import Farm, read_farm
 from worker.heartbeat import Heartbeat
-from worker.life import Life, hear_signals
+from worker.life import Life, hearing_signals
+from worker.logs import name_job
 from worker.mgpu import MGPUController
 from worker.outage import insist, is_outage
 from worker.outputs import OutputLimits, Outputs
 from worker.settings import WorkerSettings
 from worker.stall import StallLimits, StallWatch
 from worker.standing import Standing
+from worker.view import View
 from worker.vitals import Growth, GrowthLimits, read_ranks
 
 ANSWER_TIMEOUT_S = 5  # of Redis: a worker asks for nothing that takes longer
@@ -111,7 +115,7 @@ class RenderWorker(SimpleWorker):
             serializer=JSONSerializer,
             log_job_description=False,
         )
-        self._redis_url, self._controller, self._store, self._settings = redis_url, controller, store, settings
+        self._controller, self._store, self._settings = controller, store, settings
         self._standing, self.life = standing, life
         self._leases = Leases(redis, lease_s=settings.lease_s)
         self._dequeue = Dequeue(self._leases, queues, standing.offer, self.name, longest_wait_s=settings.longest_wait_s)
@@ -124,7 +128,10 @@ class RenderWorker(SimpleWorker):
         self._why_idle = ""  # though there may be jobs
         self._is_paused = False
         self._record_lock = threading.Lock()
-        self._latest: WorkerRecord | None = None
+        self._farm = Farm()
+        self._heartbeat = Heartbeat(
+            redis_url, self._leases.beat_s, beat=self._beat, look=self._look, ask=self._follow_orders
+        )
 
     @property
     def connection_timeout(self) -> int:
@@ -135,6 +142,11 @@ class RenderWorker(SimpleWorker):
     def must_restart(self) -> bool:
         """The fleet is to be replaced, and nobody has asked for an end."""
         return bool(self._why_replaced) and not self._departure.is_asked
+
+    @property
+    def is_leaving(self) -> bool:
+        """Somebody has asked for an end."""
+        return self._departure.is_asked
 
     @property
     def why_replaced(self) -> str:
@@ -151,12 +163,8 @@ class RenderWorker(SimpleWorker):
         `start` brings the fleet up; meanwhile this worker is seen, and can be told to leave. What it raises goes on.
         """
         self._install_signal_handlers()  # type: ignore[no-untyped-call]  # RQ's
-        hear_signals()
-        heartbeat = Heartbeat(
-            self._redis_url, self._leases.beat_s, beat=self._beat, look=self._look, ask=self._follow_orders
-        )
         try:
-            with heartbeat:
+            with hearing_signals(), self._heartbeat:
                 start()
                 with redis_errors():
                     self.bootstrap("WARNING")  # registers, and listens to RQ's commands
@@ -169,6 +177,7 @@ class RenderWorker(SimpleWorker):
                 )
                 while (taken := self._next(burst=burst)) is not None:
                     self._run(taken)
+            log.info("leaving", told=self.is_leaving, replaced=self._why_replaced)
         except Interrupted as exc:
             log.info("ending before the fleet was up", reason=str(exc))
         except RedisError as exc:
@@ -248,14 +257,17 @@ class RenderWorker(SimpleWorker):
         reaped = self._leases.reap(redis)
         for job_id in (*reaped.queued, *reaped.dead):
             log.warning("took a job back, its lease had run out", job_id=job_id, dead=job_id in reaped.dead)
+        metrics.count_taken_back(reaped)
         self._leases.sweep(self.queue_names(), redis)
         self._sign_on(redis)
+        if self._settings.metrics_port is not None:
+            self._farm = read_farm(redis, self.queue_names())
 
     def _sign_on(self, redis: Redis) -> None:
         """Renew the records of this worker; a Redis that lost its last second may not have them any more."""
         self._standing.read_clock(redis)
-        self._latest = self.record()
-        write_worker(redis, self._latest)
+        self._standing.read_gpus()
+        write_worker(redis, self.record())
         if not self._controller.is_alive:
             return
         with self._record_lock, redis.pipeline() as pipeline:
@@ -272,7 +284,13 @@ class RenderWorker(SimpleWorker):
     def record(self) -> WorkerRecord:
         """This worker, for whoever looks from outside. Any thread may call this."""
         running = self._running
-        return self._standing.record(self._find_state(), self._why_idle, running.record() if running else None)
+        reason = self._why_replaced or self._why_idle
+        return self._standing.record(self._find_state(), reason, running.record() if running else None)
+
+    def view(self) -> View:
+        """This worker, for its pages. Any thread may call this; it waits for nothing."""
+        heartbeat, failed_starts = self._heartbeat, len(self.life.failed_starts)
+        return View(self.record(), self._farm, failed_starts, heartbeat.unanswered_s, heartbeat.unlooked_s)
 
     def _find_state(self) -> WorkerState:
         if self._departure.is_asked:
@@ -312,7 +330,7 @@ class RenderWorker(SimpleWorker):
             return
         if orders.cancel:
             self.kill_horse()
-        elif (job_id := self._dequeue.find_urgent(running.lease)) is not None:
+        elif (job_id := self._dequeue.find_urgent(running.lease, redis)) is not None:
             log.info("making way", job_id=running.lease.job_id, urgent=job_id)
             running.attempt.abort(PutBack(f"made way for job {job_id}"))
 
@@ -339,7 +357,7 @@ class RenderWorker(SimpleWorker):
     def _run(self, taken: Taken) -> None:
         """One attempt, from its start to the word about its end."""
         lease = taken.lease
-        with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt):
+        with name_job(lease.job_id, lease.attempt):
             log.info("attempt begun", queue=lease.queue)
             self._insist(lambda: self._show(WorkerStatus.BUSY, lease.job_id))
             try:
@@ -349,6 +367,7 @@ class RenderWorker(SimpleWorker):
                     self._render(taken)
             except LeaseLost as exc:
                 log.warning("attempt discarded", reason=str(exc))
+                metrics.count_discard()
             finally:
                 self._running = None
             self._insist(lambda: self._show(WorkerStatus.IDLE, None))
@@ -357,7 +376,8 @@ class RenderWorker(SimpleWorker):
     def _render(self, taken: Taken) -> None:
         lease = taken.lease
         attempt = Attempt(self._controller, taken.request, self._watch, self._settings.spool_dir)
-        self._running = Running(lease, attempt, time.monotonic() + taken.left_s)
+        began_at = time.monotonic()
+        self._running = Running(lease, attempt, began_at + taken.left_s)
         try:
             finished = attempt.run(self._open_outputs(taken, attempt))
         except WorkerError as exc:
@@ -369,6 +389,7 @@ class RenderWorker(SimpleWorker):
             self._insist(lambda: lease.finish(finished, {"result_key": finished.result_key}))
             self._insist(self.increment_successful_job_count)  # for RQ's tools
             log.info("finished", result_key=finished.result_key)
+            metrics.count_result(time.monotonic() - began_at)
 
     def _open_outputs(self, taken: Taken, attempt: Attempt) -> Outputs:
         settings = self._settings
@@ -379,7 +400,8 @@ class RenderWorker(SimpleWorker):
 
     def _end_badly(self, taken: Taken, error: WorkerError) -> None:
         lease = taken.lease
-        log.error("attempt ended", error=type(error).__name__, reason=str(error))
+        tell = log.info if isinstance(error, PutBack | Canceled) else log.error
+        tell("attempt ended", error=type(error).__name__, reason=str(error))
         if not error.fleet_is_healthy:
             self._why_replaced = self._why_replaced or type(error).__name__
         if isinstance(error, OutOfMemory):
@@ -388,12 +410,15 @@ class RenderWorker(SimpleWorker):
             raise LeaseLost(str(error)) from error
         if isinstance(error, Canceled):
             self._insist(lambda: lease.cancel(events.Canceled(attempt=lease.attempt)))
+            metrics.count_end("canceled")
         elif error.job_may_retry:
             place = self._insist(lambda: lease.hand_back(error.charge, str(error)))
             log.warning("job handed back", place=place)
+            metrics.count_loss(error, place)
         else:
             failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=printable(str(error)))
             self._insist(lambda: lease.fail(failed, "".join(traceback.format_exception(error))))
+            metrics.count_end("failed", error.cause)
             self._insist(self.increment_failed_job_count)
 
     def _show(self, state: WorkerStatus, job_id: str | None) -> None:
@@ -403,8 +428,7 @@ class RenderWorker(SimpleWorker):
             pipeline.execute()
 
     def _look_for_growth(self) -> None:
-        gpus = self._latest.gpus if self._latest else ()  # of the last beat: to ask the driver takes a while
-        if reason := self._growth.look(read_ranks(self._controller), gpus):
+        if reason := self._growth.look(read_ranks(self._controller), self._standing.gpus):
             log.warning("replacing the fleet", reason=reason)
             self._why_replaced = self._why_replaced or reason
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import structlog
 import torch
@@ -19,9 +19,12 @@ from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
 from jobs.store import open_store
 from jobs.workers import WorkerState, write_worker
+from worker import metrics
 from worker.errors import TOLD_TO_STOP, FleetNotStarted, Interrupted, StartRefused, Unhealthy
 from worker.life import FailedStart, Life, hold_signals, reap_former_children, start_over
+from worker.logs import tell_line
 from worker.mgpu import ControllerShutdownError, FatalFleetError, MGPUController, MGPURunner, RunnerError
+from worker.monitor import pages
 from worker.rq_worker import ANSWER_TIMEOUT_S, RenderWorker
 from worker.settings import Backend, WorkerSettings
 from worker.standing import Standing
@@ -51,29 +54,38 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     offer = read_offer(runner, world_size, setup, backend).model_copy(update={"queues": tuple(map(str, queues))})
     if life.most_pixels is not None:
         offer = offer.limited_to(life.most_pixels)
-    controller = MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu", self_test=True)
+    controller = MGPUController(
+        runner, num_gpus=world_size, backend=backend, outputs="cpu", self_test=True, logs_specs=tell_line
+    )
     gpus = visible_gpus(world_size) if backend == "nccl" else ()
     standing = Standing(settings.worker_name, life, offer, controller, gpus, settings.lease_s / BEATS_A_LEASE)
     worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, standing, life)
-    try:
-        reap_former_children()
-        worker.serve(burst=burst, start=lambda: start(controller, settings, setup))
-    except FleetNotStarted as exc:
-        try_again(worker, standing, redis, exc)
-    finally:
-        controller.shutdown(graceful_timeout=END_TIMEOUT_S)
+    metrics.take_up(life)
+    reap_former_children()
+    with pages(settings, worker.view):
+        try:
+            worker.serve(burst=burst, start=lambda: start(controller, settings, setup))
+        except FleetNotStarted as exc:
+            try_again(worker, standing, redis, exc)
+        finally:
+            controller.shutdown(graceful_timeout=END_TIMEOUT_S)
     hold_signals()  # one that comes from here on is heard by the next life
     if worker.must_restart:
-        start_over(worker.life.with_started_fleet(), worker.why_replaced)
+        start_over(metrics.pass_on(worker.life.with_started_fleet()), worker.why_replaced)
 
 
-def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: FleetNotStarted) -> NoReturn:
-    """Start over after a fleet that did not start. Raises Unhealthy if that has been tried in vain."""
+def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: FleetNotStarted) -> None:
+    """Start over after a fleet that did not start, unless told to leave meanwhile.
+
+    Raises Unhealthy if that has been tried in vain.
+    """
     life = worker.life.with_failed_start(error.failed_start)
     if not life.is_hopeless:
         time.sleep(RETRY_S * len(life.failed_starts))
         hold_signals()
-        start_over(life, str(error))
+        if worker.is_leaving:
+            return
+        start_over(metrics.pass_on(life), str(error))
     reason = f"the fleet did not start {len(life.failed_starts)} times in a row: {error}"
     try:
         write_worker(redis, standing.record(WorkerState.UNHEALTHY, reason))
@@ -97,7 +109,12 @@ def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str,
     except ControllerShutdownError as exc:
         raise Interrupted(TOLD_TO_STOP) from exc
     except FatalFleetError as exc:
-        raise FleetNotStarted(str(exc), FailedStart(began_at=began_at, ended_at=time.monotonic())) from exc
+        raise FleetNotStarted(explain(exc), FailedStart(began_at=began_at, ended_at=time.monotonic())) from exc
+
+
+def explain(error: FatalFleetError) -> str:
+    """What it says, from the cause on: lists show the first line."""
+    return str(error).partition("\n")[2] if error.failures else str(error)
 
 
 def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPURunner], dict[str, object]]:

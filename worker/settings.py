@@ -1,10 +1,11 @@
 """What the environment says to a worker. Read once, by the command line."""
 
 from enum import StrEnum
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, IPvAnyAddress, PositiveFloat, PositiveInt
 
 from jobs.lease import LEASE_S
 from jobs.settings import ClientSettings, default_cache_dir
@@ -48,7 +49,8 @@ class WorkerSettings(ClientSettings):
     worker_name: WorkerName | None = None  # else the host's name
     rss_growth_bytes: PositiveInt = 16 << 30  # of all ranks since their first job; beyond, the fleet is replaced
     vram_growth_bytes: PositiveInt = 8 << 30  # likewise, of all its GPUs
-    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # else no metrics are served
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # else neither /metrics nor /healthz is served
+    metrics_host: IPvAnyAddress = IPv4Address("0.0.0.0")  # noqa: S104  # pods are looked at from outside; no secrets
     lease_s: PositiveFloat = LEASE_S  # the same for every worker of a queue
     longest_wait_s: PositiveFloat = 1800.0  # a job of a later queue that has waited so long is next
     spool_bytes: PositiveInt = 20 << 30  # of files that wait for their upload

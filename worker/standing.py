@@ -9,6 +9,7 @@ from redis import Redis
 
 from jobs.offers import Offer
 from jobs.workers import (
+    GPURecord,
     JobRecord,
     WorkerRecord,
     WorkerState,
@@ -19,7 +20,7 @@ from jobs.workers import (
 )
 from worker.life import Life
 from worker.mgpu import MGPUController
-from worker.vitals import read_gpus, read_ranks
+from worker.vitals import Driver, read_ranks
 
 
 class Standing:
@@ -32,7 +33,8 @@ class Standing:
         self.name = name or self.host
         self.id = f"{self.name}-{life.nonce}"  # RQ refuses a fixed name while a dead worker's key lives
         self.offer = offer
-        self._life, self._controller, self._gpus, self._beat_s = life, controller, gpus, beat_s
+        self._life, self._controller, self._driver, self._beat_s = life, controller, Driver(gpus), beat_s
+        self.gpus: tuple[GPURecord, ...] = ()  # as of the last `read_gpus`
         self._clock_s = 0.0  # what the server's is ahead of ours
         self._started_at = time.time()
 
@@ -52,13 +54,17 @@ class Standing:
             offer=self.offer,
             fleet=self._controller.status().state,
             ranks=read_ranks(self._controller),
-            gpus=read_gpus(self._gpus),
+            gpus=self.gpus,
             job=job,
         )
 
     def read_clock(self, redis: Redis) -> None:
         """See how far the server's is ahead."""
         self._clock_s = server_time(redis) - time.time()
+
+    def read_gpus(self) -> None:
+        """Ask the driver, which takes a while."""
+        self.gpus = self._driver.read_gpus()
 
     def take_place(self, redis: Redis) -> None:
         """Forget the records of workers that this one replaces, and of those that are long gone."""

@@ -36,17 +36,32 @@ def read_ranks(controller: MGPUController) -> tuple[RankRecord, ...]:
     )
 
 
-def read_gpus(indices: Sequence[str]) -> tuple[GPURecord, ...]:
-    """Of these GPUs, as the driver counts them; none if it does not answer."""
-    if not indices:
-        return ()
-    command = [*_QUERY, f"--id={','.join(indices)}"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=QUERY_TIMEOUT_S).stdout  # noqa: S603
+class Driver:
+    """Asked about these GPUs. It may hang in the kernel, where nothing ends it: then it is not asked again."""
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._gpus = gpus
+        self._hung: subprocess.Popen[str] | None = None
+
+    def read_gpus(self) -> tuple[GPURecord, ...]:
+        """Their memory, as the driver counts it; none if it does not answer."""
+        if not self._gpus or (self._hung is not None and self._hung.poll() is None):
+            return ()
+        try:
+            return self._ask([*_QUERY, f"--id={','.join(self._gpus)}"])
+        except (OSError, ValueError):
+            return ()
+
+    def _ask(self, command: Sequence[str]) -> tuple[GPURecord, ...]:
+        query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603
+        try:
+            told, _ = query.communicate(timeout=QUERY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            query.kill()  # and not waited for
+            self._hung = query
+            return ()
         rows = [[int(word) << 20 for word in line.split(",")] for line in told.splitlines()]
         return tuple(GPURecord(used_bytes=used, total_bytes=total) for used, total in rows)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ()
 
 
 class Growth:

@@ -42,3 +42,7 @@ def test_a_queue_that_is_not_served_is_lacked():
     assert Offer(queues=("high",)).missing(REQUEST, "batch") == "queue batch"
     assert Offer(queues=("high", "batch")).missing(REQUEST, "batch") == ""
     assert Offer().missing(REQUEST, "batch") == ""
+
+
+def test_a_request_of_a_later_version_waits_for_who_can_read_it():
+    assert Offer(request_version=0).missing(REQUEST) == "requests of version 1"

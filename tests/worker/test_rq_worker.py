@@ -34,7 +34,6 @@ from tests.worker.outages import FAILURES
 from tests.worker.runners import GO_ON, Deaf, Dying, Light, Waiting
 from worker.attempt import Attempt
 from worker.errors import Interrupted, UploadFailed
-from worker.heartbeat import Heartbeat
 from worker.life import Life
 from worker.mgpu import MGPUController
 from worker.outputs import OutputLimits, Outputs
@@ -281,7 +280,7 @@ def commit_result(store, job_id):
 def test_the_record_of_a_worker_carries_its_offer(new_worker, redis_url, redis):
     worker = new_worker(redis_url)
     worker.register_birth()
-    with beating(worker):
+    with worker._heartbeat:
         eventually(lambda: read_offers(redis) == [OFFER])
     [listed] = Worker.all(connection=redis)
     assert listed.name == worker.name
@@ -292,7 +291,7 @@ def test_the_record_of_a_worker_carries_its_offer(new_worker, redis_url, redis):
 def test_a_worker_is_registered_again_when_redis_has_forgotten_everything(new_worker, redis_url, redis):
     worker = new_worker(redis_url)
     worker.register_birth()
-    with beating(worker):
+    with worker._heartbeat:
         eventually(lambda: read_offers(redis))
         redis.flushall()
         eventually(lambda: read_offers(redis) == [OFFER], timeout_s=3 * worker._leases.beat_s)
@@ -305,7 +304,7 @@ def test_a_beat_takes_back_what_a_dead_worker_held(new_worker, redis_url, redis)
     leases = Leases(redis, lease_s=0.05)
     [[waiting]] = leases.peek(["default"], 0, 1)
     leases.claim(waiting, "a worker that dies")
-    with beating(new_worker(redis_url, lease_s=1.2)):
+    with new_worker(redis_url, lease_s=1.2)._heartbeat:
         eventually(lambda: places(redis, job) == ["default"])
     assert [event.kind for event in job.news()] == ["queued", "started", "attempt_lost"]
 
@@ -315,11 +314,6 @@ def test_a_beat_that_comes_before_the_birth_does_no_harm(new_worker, redis_url, 
     worker = new_worker(redis_url)
     worker._beat(redis)
     serve(worker, lambda: eventually(lambda: read_offers(redis)))
-
-
-def beating(worker):
-    ask = worker._follow_orders
-    return Heartbeat(worker._redis_url, worker._leases.beat_s, beat=worker._beat, look=worker._look, ask=ask)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing.util
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from worker.mgpu.runner import MGPURunner, require_runner_class
 from worker.mgpu.segment import SegmentPool
 from worker.mgpu.state import State
 from worker.mgpu.status import ControllerStatus
-from worker.mgpu.stream import Stream
+from worker.mgpu.stream import SIGNAL_DELAY_S, Stream
 from worker.mgpu.supervisor import Supervisor
 from worker.mgpu.tensors import Travelling
 from worker.mgpu.world import FleetPlan, Outputs
@@ -97,6 +98,8 @@ class MGPUController:
         try:
             started = self._supervisor.launch(lambda: self._make_fleet(plan, setup_kwargs), _seconds(timeout))
             self._end_with_us()
+            while not wait([started], timeout=SIGNAL_DELAY_S).done:
+                pass  # in turns: a wait without a limit may outlast a Ctrl-C
             started.result()
         except ControllerStateError:  # another start(): its fleet is none of ours
             raise
