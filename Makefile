@@ -8,8 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export PROMPT ?=
 TESTS ?=
 REPORT ?=
+SEED ?= 1
 
-.PHONY: demo test check format bench bench-controller bench-queue clean install
+.PHONY: demo test check format bench bench-controller bench-queue chaos clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -45,6 +46,11 @@ bench-controller: $(INSTALLED)
 # What queue, lease, events and uploads add to a render on this machine, against its goals. REPORT=FILE.json keeps it.
 bench-queue: $(INSTALLED)
 	@$(BIN)/python tools/bench_queue $(REPORT)
+
+# 200 short jobs on four workers, while these, their ranks, Redis and the store are killed, stopped and ended at random
+# moments: nothing may be lost, doubled or wrong. SEED=N draws other moments, REPORT=FILE.json keeps the outcome.
+chaos: $(INSTALLED)
+	@$(BIN)/python tools/chaos --seed $(SEED) $(REPORT)
 
 install: $(INSTALLED)
 

@@ -218,8 +218,8 @@ end
 
 -- Take a queued job: its attempt number and what earlier attempts have kept; or why there is nothing to take.
 function commands.claim(queue, id, worker, nonce, lease_ms)
-  if is_paused(queue) then return {'gone'} end
   local is_leased = redis.call('ZSCORE', LEASES, id)
+  if is_paused(queue) and not (is_leased and get(id, 'h3_nonce') == nonce) then return {'gone'} end
   -- One step, where LMOVE to a list of claimed jobs would be the first of two: no process can die in between.
   local removed = redis.call('LREM', queue_list(queue), 0, id)
   if not is_hash(job_key(id)) then return {'gone'} end
@@ -242,7 +242,7 @@ function commands.claim(queue, id, worker, nonce, lease_ms)
     redis.call('HDEL', job_key(id), 'h3_fatal', 'h3_interruptions')
   end
   local attempt = add_one(id, 'h3_attempts')
-  redis.call('HDEL', job_key(id), 'h3_outcome', 'ended_at')
+  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_makes_way', 'ended_at')
   set(id, 'status', 'started', 'origin', queue, 'started_at', iso(now), 'last_heartbeat', iso(now), 'worker_name', worker,
     'h3_lease', attempt, 'h3_nonce', nonce, 'h3_began', count(id, 'h3_mark'))
   redis.call('PERSIST', job_key(id))

@@ -139,7 +139,10 @@ def find_replaced(
     """Those whose place a new worker takes, and those that have been silent for a day."""
 
     def is_gone(record: WorkerRecord) -> bool:
-        return not record.is_alive or (record.host == new.host and not pid_exists(record.pid))
+        if not record.is_alive:
+            return True
+        # In a container each has the same pid as the one before.
+        return record.host == new.host and (record.pid == new.pid or not pid_exists(record.pid))
 
     def is_old(record: WorkerRecord) -> bool:
         return not record.is_alive and new.beat_at - record.beat_at > KEPT_S

@@ -129,27 +129,60 @@ class S3Server:
         }
 
 
-@contextmanager
-def running_s3() -> Iterator[S3Server]:
-    """SeaweedFS with one bucket. A new bucket costs 0.2 s: tests share it, with a prefix each."""
-    ports = dict(zip(S3_PORTS, free_ports(len(S3_PORTS)), strict=True))
-    with short_folder() as folder:
-        server = S3Server(
-            f"http://127.0.0.1:{ports['s3.port']}",
-            f"https://127.0.0.1:{ports['s3.port.https']}",
+class WeedServer:
+    """SeaweedFS with one bucket, which a test may kill and start again, on the same ports and data.
+
+    A new bucket costs 0.2 s: tests share it, with a prefix each.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = dict(zip(S3_PORTS, free_ports(len(S3_PORTS)), strict=True))
+        self.s3 = S3Server(
+            f"http://127.0.0.1:{self._ports['s3.port']}",
+            f"https://127.0.0.1:{self._ports['s3.port.https']}",
             _make_certificate(folder),
             "throw-away-key",
             "throw-away-secret",
             "renders",
         )
-        process = _start_weed(folder, ports, server)
+        self.start()
+
+    def start(self) -> None:
+        """Without waiting for it: see `await_usable`."""
+        self._process = _start_weed(self._folder, self._ports, self.s3)
+
+    def await_usable(self, *, timeout_s: float = 30.0) -> None:
+        """A start takes a second, or 5 or 20 if its parts miss each other."""
+        _await_usable(self.s3, self._process, self._folder / "log", timeout_s)
+
+    def kill(self) -> None:
+        """As by kill -9: clients see a broken connection, what was confirmed is on the disk."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """For good."""
+        self.kill()
+        _remove_grpc_sockets(self._ports)
+
+
+@contextmanager
+def running_weed() -> Iterator[WeedServer]:
+    with short_folder() as folder:
+        server = WeedServer(folder)
         try:
-            _await_usable(server, process, folder / "log")
+            server.await_usable()
             yield server
         finally:
-            process.kill()
-            process.wait()
-            _remove_grpc_sockets(ports)
+            server.end()
+
+
+@contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """For tests that only use it."""
+    with running_weed() as server:
+        yield server.s3
 
 
 def find_weed() -> Path:
@@ -191,7 +224,7 @@ def _is_free(port: int) -> bool:
 def _start_weed(folder: Path, ports: dict[str, int], server: S3Server) -> subprocess.Popen[bytes]:
     # Without keys in its environment the server accepts anonymous writes.
     environment = os.environ | server.environment
-    with (folder / "log").open("wb") as log:
+    with (folder / "log").open("ab") as log:
         return subprocess.Popen(
             [*DIES_WITH_PARENT, find_weed(), "-logtostderr=true", "mini", *_weed_flags(folder, ports)],
             env=environment,
@@ -230,7 +263,7 @@ def _remove_grpc_sockets(ports: dict[str, int]) -> None:
             left.unlink(missing_ok=True)
 
 
-def _await_usable(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_usable(server: S3Server, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
     """Return when an object can be written and read: the server's own /healthz says yes earlier."""
     import boto3
     from botocore.config import Config
@@ -256,6 +289,6 @@ def _await_usable(server: S3Server, process: subprocess.Popen[bytes], log: Path)
         except (BotoCoreError, ClientError):
             return False
 
-    eventually(is_usable, timeout_s=30)
+    eventually(is_usable, timeout_s=timeout_s)
     client.delete_object(Bucket=server.bucket, Key="health")
     client.close()

@@ -6,6 +6,7 @@ used: they lose jobs over several queues, run any importable function, swallow e
 inside signal handlers.
 """
 
+import logging
 import shutil
 import tempfile
 import threading
@@ -28,7 +29,6 @@ from rq.worker import WorkerStatus
 from rq.worker_registration import register
 
 from jobs import events
-from jobs.connection import redis_errors
 from jobs.errors import LeaseLost, RedisUnavailable
 from jobs.lease import WAKE_CHANNEL, Lease, Leases, Orders, printable
 from jobs.offers import count_pixels
@@ -166,9 +166,7 @@ class RenderWorker(SimpleWorker):
         try:
             with hearing_signals(), self._heartbeat:
                 start()
-                with redis_errors():
-                    self.bootstrap("WARNING")  # registers, and listens to RQ's commands
-                    self._standing.take_place(self.connection)
+                self._sign_up()
                 log.info(
                     "ready for jobs",
                     worker=self.name,
@@ -186,6 +184,14 @@ class RenderWorker(SimpleWorker):
             log.warning("leaving without a last word: a job of this worker waits until its lease runs out")
         finally:
             self._leave()
+
+    def _sign_up(self) -> None:
+        """Take our place among the workers, and listen to RQ's commands."""
+        logging.getLogger("rq.worker").setLevel(logging.WARNING)  # it would tell of the same
+        self._insist(self.register_birth)
+        self._insist(self.subscribe)
+        self._insist(lambda: self.set_state(WorkerStatus.STARTED))
+        self._insist(lambda: self._standing.take_place(self.connection))
 
     def _leave(self) -> None:
         try:
@@ -330,6 +336,8 @@ class RenderWorker(SimpleWorker):
             return
         if orders.cancel:
             self.kill_horse()
+        elif orders.pause or self._must_leave:
+            pass  # it would not take the job that it makes way for
         elif (job_id := self._dequeue.find_urgent(running.lease, redis)) is not None:
             log.info("making way", job_id=running.lease.job_id, urgent=job_id)
             running.attempt.abort(PutBack(f"made way for job {job_id}"))
@@ -371,7 +379,6 @@ class RenderWorker(SimpleWorker):
             finally:
                 self._running = None
             self._insist(lambda: self._show(WorkerStatus.IDLE, None))
-        self._look_for_growth()
 
     def _render(self, taken: Taken) -> None:
         lease = taken.lease
@@ -390,6 +397,7 @@ class RenderWorker(SimpleWorker):
             self._insist(self.increment_successful_job_count)  # for RQ's tools
             log.info("finished", result_key=finished.result_key)
             metrics.count_result(time.monotonic() - began_at)
+            self._look_for_growth(count_pixels(taken.request))
 
     def _open_outputs(self, taken: Taken, attempt: Attempt) -> Outputs:
         settings = self._settings
@@ -427,8 +435,8 @@ class RenderWorker(SimpleWorker):
             self.set_current_job_id(job_id, pipeline=pipeline)
             pipeline.execute()
 
-    def _look_for_growth(self) -> None:
-        if reason := self._growth.look(read_ranks(self._controller), self._standing.gpus):
+    def _look_for_growth(self, pixels: int) -> None:
+        if reason := self._growth.look(pixels, read_ranks(self._controller), self._standing.gpus):
             log.warning("replacing the fleet", reason=reason)
             self._why_replaced = self._why_replaced or reason
 

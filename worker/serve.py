@@ -14,7 +14,7 @@ import torch
 from redis import Redis
 from redis.exceptions import RedisError
 
-from jobs.connection import connect, redis_url, require_usable
+from jobs.connection import connect, redis_errors, redis_url, require_usable
 from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
 from jobs.store import open_store
@@ -59,7 +59,8 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     )
     gpus = visible_gpus(world_size) if backend == "nccl" else ()
     standing = Standing(settings.worker_name, life, offer, controller, gpus, settings.lease_s / BEATS_A_LEASE)
-    worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, standing, life)
+    with redis_errors():  # RQ tells the server its name
+        worker = RenderWorker(redis, redis_url(settings), queues, controller, store, settings, standing, life)
     metrics.take_up(life)
     reap_former_children()
     with pages(settings, worker.view):

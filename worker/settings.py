@@ -47,7 +47,7 @@ class WorkerSettings(ClientSettings):
     decode_timeout_s: PositiveFloat = 3600.0  # all its clips
     drain_s: PositiveFloat = 25.0  # from SIGTERM to the end of the process
     worker_name: WorkerName | None = None  # else the host's name
-    rss_growth_bytes: PositiveInt = 16 << 30  # of all ranks since their first job; beyond, the fleet is replaced
+    rss_growth_bytes: PositiveInt = 16 << 30  # of all ranks since their first job of a size; beyond, they are replaced
     vram_growth_bytes: PositiveInt = 8 << 30  # likewise, of all its GPUs
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None  # else neither /metrics nor /healthz is served
     metrics_host: IPvAnyAddress = IPv4Address("0.0.0.0")  # noqa: S104  # pods are looked at from outside; no secrets

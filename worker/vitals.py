@@ -14,7 +14,7 @@ _QUERY = ("nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,no
 
 @dataclass(frozen=True, slots=True)
 class GrowthLimits:
-    """Bytes by which a fleet may grow after its first job."""
+    """Bytes by which a fleet may grow."""
 
     rss_bytes: int
     vram_bytes: int
@@ -65,19 +65,24 @@ class Driver:
 
 
 class Growth:
-    """Sees that a fleet has grown past a limit since its first job."""
+    """Sees that a fleet has grown past a limit since its first job of the largest size.
+
+    A larger render than all before may well need more, and torch keeps what it has had.
+    """
 
     def __init__(self, limits: GrowthLimits) -> None:
-        self._limits = limits
-        self._first: tuple[int, int] | None = None
+        self._limits = {"ranks": limits.rss_bytes, "GPUs": limits.vram_bytes}
+        self._most_pixels = 0
+        self._first: dict[str, int] = {}  # bytes
 
-    def look(self, ranks: Sequence[RankRecord], gpus: Sequence[GPURecord]) -> str:
-        """After a job: why the fleet should be replaced; empty if it need not."""
-        now = sum(rank.rss_bytes for rank in ranks), sum(gpu.used_bytes for gpu in gpus)
-        if self._first is None:
-            self._first = now
-        limits = (("ranks", self._limits.rss_bytes), ("GPUs", self._limits.vram_bytes))
-        for (who, limit), first, bytes_now in zip(limits, self._first, now, strict=True):
-            if bytes_now - first > limit:
-                return f"the {who} hold {(bytes_now - first) >> 20} MiB more than after the first job"
+    def look(self, pixels: int, ranks: Sequence[RankRecord], gpus: Sequence[GPURecord]) -> str:
+        """After a whole render of that size: why the fleet should be replaced; empty if it need not."""
+        now = {"ranks": sum(rank.rss_bytes for rank in ranks), "GPUs": sum(gpu.used_bytes for gpu in gpus)}
+        if pixels > self._most_pixels:
+            self._most_pixels, self._first = pixels, {}
+        for who, limit in self._limits.items():
+            if now[who]:  # else the driver does not answer
+                growth = now[who] - self._first.setdefault(who, now[who])
+                if growth > limit:
+                    return f"the {who} hold {growth >> 20} MiB more than after the first render of this size"
         return ""

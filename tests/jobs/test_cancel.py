@@ -165,7 +165,9 @@ def test_nothing_is_taken_of_a_paused_queue_until_it_is_resumed(redis, leases, s
     assert leases.claim(waiting, "w") is None  # looked at before the pause
     assert place_of(redis, job_id) == "queued"
     resume_queue(redis, "default")
-    assert claim(job_id).attempt == 1
+    assert leases.claim(waiting, "w", "nonce").attempt == 1
+    pause_queue(redis, "default")
+    assert leases.claim(waiting, "w", "nonce").attempt == 1  # the answer to the first call was lost on its way
 
 
 def test_a_job_that_runs_goes_on_while_its_queue_is_paused(redis, submit, claim):

@@ -66,7 +66,7 @@ def test_records_that_cannot_be_read_are_left_out_and_what_a_newer_worker_adds_i
 
 
 def replaced(redis, *others, pids=()):
-    new = record(redis, "gpu-1", nonce="new")
+    new = record(redis, "gpu-1", nonce="new", pid=5)
     return [worker.id for worker in find_replaced([new, *others], new, lambda pid: pid in pids)]
 
 
@@ -74,6 +74,11 @@ def test_a_new_worker_takes_the_place_of_a_dead_one_of_its_name_on_its_host(redi
     dead = record(redis, "gpu-1", nonce="dead", pid=7)
     assert replaced(redis, dead, pids=()) == ["gpu-1-dead"]
     assert replaced(redis, dead, pids=(7,)) == []  # it lives: two of a name
+
+
+def test_a_new_worker_takes_the_place_of_one_that_had_its_pid(redis):
+    """As in a container that is started again under its host name."""
+    assert replaced(redis, record(redis, "gpu-1", nonce="dead", pid=5), pids=(5,)) == ["gpu-1-dead"]
 
 
 def test_a_new_worker_takes_the_place_of_a_lost_one_of_its_name_wherever_that_was(redis):

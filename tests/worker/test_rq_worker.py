@@ -192,7 +192,7 @@ def test_rq_leaves_our_limits_of_an_answer_alone(new_worker, redis_url):
 
 def test_rq_has_what_is_called_of_it(new_worker, redis_url):
     worker = new_worker(redis_url)
-    inspect.signature(worker.bootstrap).bind("WARNING")
+    inspect.signature(worker.subscribe).bind()
     inspect.signature(worker.heartbeat).bind(90, pipeline=None)
     inspect.signature(worker.set_state).bind("busy", pipeline=None)
     inspect.signature(worker.set_current_job_id).bind(None, pipeline=None)

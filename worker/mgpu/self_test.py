@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -15,10 +17,11 @@ class SelfTestError(RuntimeError):
 
 def check_rank(device: torch.device, group: ProcessGroup, rank: int) -> None:
     """Collective over `group`. Raises SelfTestError."""
-    counted = torch.arange(SIDE, dtype=torch.float32, device=device).expand(SIDE, SIDE)
-    product = counted @ torch.ones(SIDE, SIDE, device=device)
+    exact: dict[str, Any] = {"dtype": torch.float32, "device": device}  # the default may be the runner's
+    counted = torch.arange(SIDE, **exact).expand(SIDE, SIDE)
+    product = counted @ torch.ones(SIDE, SIDE, **exact)
     _require(product, SIDE * (SIDE - 1) / 2, f"a product on {device}")
-    everyone = torch.full((SIDE, SIDE), float(rank + 1), device=device)
+    everyone = torch.full((SIDE, SIDE), float(rank + 1), **exact)
     dist.all_reduce(everyone, group=group)
     world_size = dist.get_world_size(group)
     _require(everyone, world_size * (world_size + 1) / 2, f"a sum over {world_size} ranks, on rank {rank}")
