@@ -71,8 +71,8 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
         finally:
             controller.shutdown(graceful_timeout=END_TIMEOUT_S)
     hold_signals()  # one that comes from here on is heard by the next life
-    if worker.must_restart:
-        start_over(metrics.pass_on(worker.life.with_started_fleet()), worker.why_replaced)
+    if worker.duty.must_restart:
+        start_over(metrics.pass_on(worker.life.with_started_fleet()), worker.duty.why_replaced)
 
 
 def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: FleetNotStarted) -> None:
@@ -84,7 +84,7 @@ def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: Fle
     if not life.is_hopeless:
         time.sleep(RETRY_S * len(life.failed_starts))
         hold_signals()
-        if worker.is_leaving:
+        if worker.duty.is_leaving:
             return
         start_over(metrics.pass_on(life), str(error))
     reason = f"the fleet did not start {len(life.failed_starts)} times in a row: {error}"

@@ -115,7 +115,7 @@ def serve(worker, act):
     def stop(acting):
         tell_to_stop()
         if acting.exception():  # it may hang in a job
-            eventually(lambda: has_ended.is_set() or worker._departure.is_asked)
+            eventually(lambda: has_ended.is_set() or worker.duty.is_leaving)
             tell_to_stop()
 
     with ThreadPoolExecutor(1) as pool:
@@ -312,7 +312,7 @@ def test_a_beat_takes_back_what_a_dead_worker_held(new_worker, redis_url, redis)
 def test_a_beat_that_comes_before_the_birth_does_no_harm(new_worker, redis_url, redis):
     """The beats begin before the worker is registered, which takes longer than that on a slow server."""
     worker = new_worker(redis_url)
-    worker._beat(redis)
+    worker._attendance.beat(redis)
     serve(worker, lambda: eventually(lambda: read_offers(redis)))
 
 
@@ -374,7 +374,7 @@ def test_a_worker_whose_fleet_died_while_it_was_idle_takes_no_job_and_leaves(new
     os.kill(rank.pid, signal.SIGKILL)
     eventually(lambda: not worker._controller.is_alive)
     worker.serve(burst=False)
-    assert worker.must_restart
+    assert worker.duty.must_restart
     assert places(redis, job) == ["default"]
     assert redis.hget(f"rq:job:{job.id}", "h3_attempts") is None
 
@@ -386,7 +386,7 @@ def test_an_idle_worker_leaves_at_the_first_signal_and_signs_off(new_worker, red
     worker = new_worker(redis_url)
     serve(worker, lambda: eventually(lambda: read_offers(redis)))
     assert redis.smembers("rq:workers") == set()
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
     job = submit(redis)
     assert places(redis, job) == ["default"]
 
@@ -419,7 +419,7 @@ def test_at_the_first_signal_the_fleet_stops_and_the_job_goes_back_uncharged(new
     assert redis.hmget(f"rq:job:{job.id}", "h3_attempts", "h3_fatal", "h3_interruptions") == [b"1", None, None]
     assert job.news()[-1].charge == "drained"
     assert records_of_runs(redis) == []
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
 
 
 def test_a_job_that_finishes_before_it_can_stop_is_published(new_worker, redis_url, redis, go_on):
@@ -429,7 +429,7 @@ def test_a_job_that_finishes_before_it_can_stop_is_published(new_worker, redis_u
     def act():
         await_step(first)
         tell_to_stop()
-        eventually(lambda: worker._running.attempt._verdict)
+        eventually(lambda: worker.duty.running.attempt._verdict)
         go_on()
 
     serve(worker, act)
@@ -444,7 +444,7 @@ def test_the_second_signal_gives_the_job_back_at_once_and_uncharged(new_worker, 
     def act():
         await_step(job)
         tell_to_stop()
-        eventually(lambda: worker._departure.is_asked)
+        eventually(lambda: worker.duty.is_leaving)
         assert places(redis, job) == ["claimed"]
         tell_to_stop()
         eventually(lambda: places(redis, job) == ["default"], timeout_s=DEADLINE_S)
@@ -454,7 +454,7 @@ def test_the_second_signal_gives_the_job_back_at_once_and_uncharged(new_worker, 
     assert redis.hmget(f"rq:job:{job.id}", "h3_attempts", "h3_fatal", "h3_interruptions") == [b"1", None, None]
     assert job.news()[-1].charge == "drained"
     assert records_of_runs(redis) == []
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
 
 
 def test_a_signal_while_a_job_is_taken_gives_it_back_uncharged(new_worker, redis_url, redis):
@@ -465,7 +465,7 @@ def test_a_signal_while_a_job_is_taken_gives_it_back_uncharged(new_worker, redis
     assert places(redis, job) == ["default"]
     assert job.news()[-1].charge == "drained"
     assert records_of_runs(redis) == []
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
 
 
 def test_a_fleet_that_is_shut_down_before_the_render_begins_interrupts_the_attempt(new_worker, redis_url, redis):
@@ -522,7 +522,7 @@ def test_rubbish_on_the_channels_does_not_disturb_a_worker(new_worker, redis_url
         assert submit(redis).wait(timeout_s=DEADLINE_S)
 
     serve(worker, act)
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
 
 
 def test_a_burst_ends_when_the_queues_are_empty_whatever_was_in_them(new_worker, redis_url, redis):
@@ -547,7 +547,7 @@ def test_an_attempt_whose_lease_is_lost_is_discarded_and_the_fleet_stays(new_wor
         assert submit(redis).wait(timeout_s=DEADLINE_S)
 
     serve(worker, act)
-    assert not worker.must_restart
+    assert not worker.duty.must_restart
     assert not worker._store.stat(result_key(lost.id))
     assert [event.kind for event in lost.news()] == ["queued", "started", "step_done"]
 
@@ -563,7 +563,7 @@ def test_a_fleet_that_is_lost_costs_the_job_one_of_its_tries(
     worker = new_worker(redis_url, runner, **settings)
     job = submit(redis)
     worker.serve(burst=False)  # leaves by itself
-    assert worker.must_restart
+    assert worker.duty.must_restart
     assert places(redis, job) == ["default"]
     assert redis.hget(f"rq:job:{job.id}", "h3_fatal") == b"1"
     [lost] = [event for event in job.news() if event.kind == "attempt_lost"]
