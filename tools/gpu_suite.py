@@ -16,7 +16,6 @@ from machine import describe_machine
 SELECTIONS = (
     ["-m", "gpu"],
     ["tests/end_to_end/test_render.py"],
-    ["tests/end_to_end/test_worker.py", "-k", "rank_dies"],
 )
 
 

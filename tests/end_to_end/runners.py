@@ -1,7 +1,6 @@
 """H3Runner with a twist, for tests. They run in rank processes and read what they need from the environment."""
 
 import os
-import signal
 from pathlib import Path
 
 from h3.runner import H3Runner
@@ -38,21 +37,3 @@ class SpeaksNonsenseOnce(H3Runner):
             marker.touch()
             yield StepDone(step="one", steps=2, sigma=1.0, seconds=0.1)
         yield from super().__call__(**job)
-
-
-class DiesInFirstAttempt(H3Runner):
-    """Rank 1 kills itself at the second step, once."""
-
-    def setup(self, **setup):
-        super().setup(**setup)
-        step, steps_begun = self._model.denoiser.modulation, []
-
-        def fatal(timesteps):
-            steps_begun.append(1)
-            marker = Path(os.environ[MARKER])
-            if self.rank == 1 and len(steps_begun) == 2 and not marker.exists():
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(timesteps)
-
-        self._model.denoiser.modulation = fatal

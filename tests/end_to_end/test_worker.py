@@ -37,24 +37,6 @@ def test_a_segment_is_in_the_store_before_the_last_clip_is_decoded(redis_url, fi
     assert told[-3:] == ["segment_ready", "segment_ready", "finished"]
 
 
-def test_a_job_whose_rank_dies_is_rendered_by_the_same_worker_after_a_restart(
-    redis_url, file_store_url, start_worker, tmp_path
-):
-    worker = start_worker(
-        *("--url", redis_url, "--store", file_store_url),
-        *("--runner", "tests.end_to_end.runners:DiesInFirstAttempt"),
-        **{MARKER: str(tmp_path / "marker")},
-    )
-    with Redis.from_url(redis_url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
-        told = list(job.events(timeout_s=110))
-    assert [e.attempt for e in told if isinstance(e, events.Started)] == [1, 2]
-    [lost] = [e for e in told if isinstance(e, events.AttemptLost)]
-    assert "rank 1" in lost.reason
-    assert isinstance(told[-1], events.Finished)
-    assert worker.poll() is None  # the same process, under the same pid
-
-
 def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url, file_store_url, start_worker):
     with Redis.from_url(redis_url) as redis:
         queue = open_queue(QueueName.HIGH, redis)
