@@ -17,6 +17,8 @@ from worker.farm import Farm, read_farm
 from worker.mgpu import MGPUController
 from worker.standing import Standing
 
+_CANCELED = "somebody has asked for its end"
+
 log = structlog.get_logger()
 
 
@@ -99,7 +101,7 @@ class Attendance:
         if running is None:
             return
         if orders.cancel:
-            self.cancel_running()
+            running.attempt.abort(Canceled(_CANCELED))
         elif orders.pause or self._duty.must_leave:
             pass  # it would not take the job that it makes way for
         elif (job_id := self._dequeue.find_urgent(running.lease, redis)) is not None:
@@ -111,7 +113,7 @@ class Attendance:
         names = (self._standing.name, self._standing.id)
         return self._leases.read_orders(names, running.lease if running else None, redis)
 
-    def cancel_running(self) -> None:
-        """End the job that runs, if one does, between two steps. Any thread may call this."""
-        if (running := self._duty.running) is not None:
-            running.attempt.abort(Canceled("somebody has asked for its end"))
+    def cancel(self, job_id: str | None) -> None:
+        """End this job between two steps, if it is the one that runs. Any thread may call this."""
+        if (running := self._duty.running) is not None and running.lease.job_id == job_id:
+            running.attempt.abort(Canceled(_CANCELED))

@@ -150,7 +150,7 @@ class RenderWorker(SimpleWorker):
                     self._run(taken)
             log.info("leaving", told=self.duty.is_leaving, replaced=self.duty.why_replaced)
         except Interrupted as exc:
-            log.info("ending before the fleet was up", reason=str(exc))
+            log.info("leaving before the fleet was up", reason=str(exc))
         except RedisError as exc:
             if not self.duty.is_leaving:
                 raise RedisUnavailable(f"Redis does not answer ({exc}): start this worker again when it does") from exc
@@ -245,8 +245,8 @@ class RenderWorker(SimpleWorker):
         return View(attendance.record(), attendance.farm, failed_starts, heartbeat.unanswered_s, heartbeat.unlooked_s)
 
     def kill_horse(self, sig: int = 0) -> None:
-        """What RQ calls to stop the running job; here it stops between two steps, and the fleet goes on."""
-        self._attendance.cancel_running()
+        """What RQ calls to stop a job that runs; here it stops between two steps, and the fleet goes on."""
+        self._attendance.cancel(self._stopped_job_id)
 
     def clean_registries(self) -> None:
         """RQ's would fail jobs that run and queue others twice; ours is in each beat."""

@@ -85,6 +85,7 @@ def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: Fle
         time.sleep(RETRY_S * len(life.failed_starts))
         hold_signals()
         if worker.duty.is_leaving:
+            log.info("leaving though the fleet did not start", reason=str(error))
             return
         start_over(metrics.pass_on(life), str(error))
     reason = f"the fleet did not start {len(life.failed_starts)} times in a row: {error}"

@@ -1,12 +1,13 @@
 """Workers as child processes, with leases of seconds, and a watch over where every job is."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from jobs.client import Client
 from jobs.events import Event
 from jobs.result import Result
 from jobs.store import open_store
-from tests.cases.runners import TRACE
-from tests.servers import DIES_WITH_PARENT, RedisServer
+from jobs.workers import WorkerRecord, WorkerState, read_workers
+from tests.cases.runners import HOLD, TRACE
+from tests.servers import DIES_WITH_PARENT, RedisServer, running_redis
 from tests.waiting import eventually
 
 LEASE_S = 2.0
@@ -51,14 +53,51 @@ class Worker:
     log: Path
 
     def is_ready(self) -> bool:
-        return "ready for jobs" in self.log.read_text()
+        return self.starts > 0
+
+    @property
+    def starts(self) -> int:
+        """How often it has been ready."""
+        return self.log.read_text().count("ready for jobs")
 
     def send(self, signum: int) -> None:
         self.process.send_signal(signum)
 
     def kill_group(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def stop_as_docker_does(self, grace_s: float = 10) -> None:
+        """SIGTERM, and SIGKILL after that time. It must not come to that, and no rank may be left."""
+        self.send(signal.SIGTERM)
+        self.await_good_end(grace_s)
+
+    def await_good_end(self, timeout_s: float = 10) -> None:
+        """Whoever told it to end, it does so in time, with its ranks, and says so to whoever has started it."""
+        ranks = self.rank_pids()
+        try:
+            self.process.wait(timeout_s)
+        finally:
+            self.kill_group()
+        told = self.log.read_text()
+        assert self.process.returncode == 0, told[-2000:]
+        assert "leaving" in told
+        assert [pid for pid in ranks if is_rank(pid)] == []
+
+    def rank_pids(self) -> list[int]:
+        """Of its ranks that are there, by asking the system."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        return sorted(pid for pid in pids if is_rank(pid))
+
+
+def is_rank(pid: int) -> bool:
+    """Whether there is such a process, no zombie, and it is one."""
+    try:
+        return "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
 
 
 @dataclass
@@ -79,14 +118,21 @@ class Farm:
         self.client = Client(self.redis)
         self.trace = self.folder / "trace"
         self.trace.touch()
+        self._hold = self.folder / "hold"
 
-    def start(self, *arguments: str, ranks: int = 1, **environment: str) -> Worker:
-        """A worker that has said it is ready."""
+    def start(self, *arguments: str, ranks: int = 1, launcher: Sequence[str] = (), **environment: str) -> Worker:
+        """A worker. What is given comes after, and so in place of, what else it would be told."""
         log = self.folder / f"worker-{len(self.workers) + 1}.log"
-        command = [*DIES_WITH_PARENT, sys.executable, "-m", "h3render", "worker", "--checkpoint", str(self.folder)]
+        command = [*DIES_WITH_PARENT, *launcher, sys.executable, "-m", "h3render", "worker"]
+        command += ["--checkpoint", str(self.folder)]
         command += ["--runner", "tests.cases.runners:Scripted", "--ranks", str(ranks), "--backend", "gloo"]
         command += ["--url", self.redis_url, "--store", self.store_url, *arguments]
-        settings = {TRACE: str(self.trace), "H3_LEASE_S": str(self.lease_s), "H3_LEAST_FREE_BYTES": "0"}
+        settings = {
+            TRACE: str(self.trace),
+            HOLD: str(self._hold),
+            "H3_LEASE_S": str(self.lease_s),
+            "H3_LEAST_FREE_BYTES": "0",
+        }
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, env=os.environ | settings | environment, stdout=output, stderr=output, start_new_session=True
@@ -95,10 +141,17 @@ class Farm:
         self.workers.append(Worker(process, log))
         return self.workers[-1]
 
-    def start_ready(self, *arguments: str, ranks: int = 1, **environment: str) -> Worker:
-        worker = self.start(*arguments, ranks=ranks, **environment)
-        eventually(worker.is_ready, timeout_s=90)
+    def start_ready(self, *arguments: str, ranks: int = 1, launcher: Sequence[str] = (), **environment: str) -> Worker:
+        worker = self.start(*arguments, ranks=ranks, launcher=launcher, **environment)
+        eventually(lambda: worker.is_ready() or worker.process.poll() is not None, timeout_s=90)
+        assert worker.is_ready(), worker.log.read_text()[-2000:]
         return worker
+
+    def keep_ready(self, *arguments: str, ranks: int = 1, **environment: str) -> Worker:
+        """The last one that was started; another if that is gone."""
+        if self.workers and self.workers[-1].process.poll() is None:
+            return self.workers[-1]
+        return self.start_ready(*arguments, ranks=ranks, **environment)
 
     def start_supervised(self, number: int) -> None:
         """So many workers, each of which is started again when it dies."""
@@ -118,11 +171,34 @@ class Farm:
 
     def retry(self, job_id: str) -> subprocess.CompletedProcess[str]:
         """As a person does it."""
-        command = [sys.executable, "-m", "h3render", "dead", "retry", job_id, "--url", self.redis_url]
+        return self.run("dead", "retry", job_id)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command, as a person gives it."""
+        command = [sys.executable, "-m", "h3render", *arguments, "--url", self.redis_url]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    def rendered(self) -> list[str]:
-        return self.trace.read_text().splitlines()
+    def list_workers(self) -> list[WorkerRecord]:
+        """As the command lists them."""
+        told = self.run("workers", "--json")
+        assert told.returncode == 0, told.stderr
+        return [WorkerRecord.model_validate(worker) for worker in json.loads(told.stdout)]
+
+    def states(self) -> list[WorkerState]:
+        return [worker.state for worker in read_workers(self.redis)]
+
+    def rendered(self, name: str = "") -> list[str]:
+        """Steps and segments, in their order; of one job, if a name is given."""
+        return [line for line in self.trace.read_text().splitlines() if line.startswith(name)]
+
+    @contextmanager
+    def holding(self, part: str) -> Iterator[None]:
+        """Let uploads wait whose key contains this. One that does is in what was rendered as `held NAME`."""
+        self._hold.write_text(part)
+        try:
+            yield
+        finally:
+            self._hold.unlink()
 
     def await_event(self, job_id: str, kind: type[Event], *, count: int = 1, timeout_s: float = 60) -> list[Event]:
         """So many events of a kind."""
@@ -180,16 +256,27 @@ def own_farm(redis_server: RedisServer, file_store_url: str, tmp_path: Path) -> 
         yield Farm(redis_server.url, file_store_url, tmp_path, stack, server=redis_server)
 
 
+@pytest.fixture(scope="module")
+def lasting_farm(
+    request: pytest.FixtureRequest, need_redis: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Farm]:
+    """Of all tests of a file, which share its workers; the file may name its lease."""
+    folder, lease_s = tmp_path_factory.mktemp("farm"), getattr(request.module, "LEASE_S", LEASE_S)
+    with running_redis() as server, ExitStack() as stack:
+        yield Farm(server.url, (folder / "store").as_uri(), folder, stack, lease_s=lease_s, server=server)
+
+
 @pytest.fixture
-def watched(farm: Farm) -> Iterator[list[str]]:
+def watched(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Looks all the time that every job is in exactly one place. What it saw otherwise."""
+    farm: Farm = request.getfixturevalue("lasting_farm" if "lasting_farm" in request.fixturenames else "farm")
     wrong: list[str] = []
     over = threading.Event()
 
     def watch() -> None:
         with Redis.from_url(farm.redis_url) as redis:
             look = redis.register_script(PLACES)
-            while not over.wait(0.002):
+            while not over.wait(0.005):
                 with suppress(RedisError):
                     answer = look()
                     if answer[:1] == [b"WRONG"]:

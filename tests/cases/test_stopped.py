@@ -1,49 +1,103 @@
-"""Workers that are told to stop."""
+"""Workers that are told to stop, as by `docker stop`: SIGTERM, and SIGKILL ten seconds later. None needs the latter."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from jobs import events
-from tests.cases.runners import MOMENTS, SIGNAL_AT, Script
+from jobs.lease import Charge
+from jobs.workers import read_workers
+from tests.cases.runners import SIGNAL_AT, Script
+from tests.waiting import eventually
 
-GRACE_S = 25
+GRACE_S = 10
 
 
-@pytest.mark.parametrize("moment", [*MOMENTS, "in the second segment"])
-def test_case_2_a_worker_told_to_stop_loses_no_job(farm, watched, moment):
-    gate = farm.folder / "gate"
-    script = Script(gate=str(gate), gate_segment=1 if moment == "in the second segment" else None)
-    worker = farm.start_ready(**({SIGNAL_AT: moment} if moment in MOMENTS else {}))
+@pytest.mark.timeout(180)  # seven workers, one after the other
+def test_case_2_a_job_whose_workers_are_stopped_at_every_moment_is_rendered_once(farm, watched):
+    script = Script(name="job", steps=4, checkpoint_every=10, gate_in_step=2, segments=3, gate_segment=1)
+    script = replace(script, gate=str(farm.folder / "gate"), gate_text=str(farm.folder / "gate-of-text"))
     job = farm.client.submit(script.request(), queue="high")
     farm.client.submit(Script(name="behind").request(), queue="batch")
-    if moment not in MOMENTS:
-        farm.await_event(job.id, events.SegmentReady)
-        worker.send(signal.SIGTERM)
-        gate.touch()
-    worker.process.wait(GRACE_S)
-    assert worker.process.returncode == 0
+    stops = (stop_before_the_pop, stop_after_the_pop, stop_in_the_text, stop_in_a_step, stop_in_the_decode)
+    for number, stop in enumerate(stops, 1):
+        stop(farm, job)
+        assert (job.status(), farm.first_in("high")) == ("queued", job.id)
+        assert [loss.charge for loss in farm.events_of(job.id, events.AttemptLost)] == number * [Charge.DRAINED]
+    assert farm.redis.hmget(f"rq:job:{job.id}", "h3_fatal", "h3_interruptions") == [None, None]
+    assert farm.rendered("behind") == []
 
-    assert (job.status(), farm.first_in("high")) in {("finished", None), ("queued", job.id)}
-    losses = [event for event in job.news() if isinstance(event, events.AttemptLost)]
-    assert [loss.charge for loss in losses] == ["drained"] * len(losses)
-    assert not any(line.startswith("job step") for line in farm.rendered()) or job.status() == "finished"
-
-    farm.start_ready("--burst").process.wait(60)  # whatever is left is rendered by the next one
-    assert job.status() == "finished"
-    assert [line for line in farm.rendered() if line.startswith("behind segment")] == [
-        "behind segment 0",
-        "behind segment 1",
-    ]
+    stop_in_the_upload(farm, job)
+    assert job.status() == "finished"  # that fits in
+    farm.check_result(job.id)
+    assert farm.rendered("job") == [f"job step {i}" for i in range(1, 5)] + [f"job segment {i}" for i in range(3)]
 
 
-def test_a_job_behind_is_not_touched_by_a_worker_that_stops(farm, watched):
+def stop_before_the_pop(farm, job):
+    farm.start(**{SIGNAL_AT: "before the pop"}).await_good_end(60)
+
+
+def stop_after_the_pop(farm, job):
+    farm.start(**{SIGNAL_AT: "after the pop"}).await_good_end(60)
+
+
+def stop_in_the_text(farm, job):
     worker = farm.start_ready()
-    first = farm.client.submit(Script(gate=str(farm.folder / "gate"), gate_step=2).request())
-    farm.await_event(first.id, events.CheckpointSaved)
-    behind = farm.client.submit(Script(name="behind").request())
+    eventually(lambda: [w.job.phase for w in read_workers(farm.redis) if w.job] == ["text"], timeout_s=30)
+    stop_and_open(farm, worker, "gate-of-text")
+    assert job.kept().mark == 0
+
+
+def stop_in_a_step(farm, job):
+    """It is finished, and kept though none is due."""
+    worker = farm.start_ready()
+    farm.await_event(job.id, events.StepDone)
+    stop_and_open(farm, worker, "gate")
+    assert job.kept().checkpoint.step == 2
+
+
+def stop_in_the_decode(farm, job):
+    (farm.folder / "gate").unlink()
+    worker = farm.start_ready()
+    farm.await_event(job.id, events.SegmentReady)
+    stop_and_open(farm, worker, "gate")
+    assert len(job.kept().segments) == 1
+
+
+def stop_in_the_upload(farm, job):
+    with farm.holding("video.mp4"):
+        worker = farm.start_ready()
+        eventually(lambda: "held video.mp4" in farm.rendered(), timeout_s=30)
+        worker.send(signal.SIGTERM)
+        eventually(lambda: farm.states() == ["draining"])
+    worker.await_good_end(GRACE_S)
+
+
+def stop_and_open(farm, worker, gate):
+    """The fleet goes on once the worker knows."""
     worker.send(signal.SIGTERM)
-    (farm.folder / "gate").touch()
-    worker.process.wait(GRACE_S)
-    assert (first.status(), behind.status()) == ("finished", "queued")
-    assert farm.redis.hget(f"rq:job:{behind.id}", "h3_attempts") is None
+    eventually(lambda: farm.states() == ["draining"])
+    (farm.folder / gate).touch()
+    worker.await_good_end(GRACE_S)
+
+
+def test_a_worker_that_is_stopped_while_it_loads_has_taken_nothing(farm, watched):
+    job = farm.client.submit(Script().request())
+    worker = farm.start(ranks=2)
+    eventually(lambda: len(worker.rank_pids()) == 2, timeout_s=60)
+    worker.stop_as_docker_does()
+    assert "ready for jobs" not in worker.log.read_text()
+    assert job.status() == "queued"
+    assert farm.redis.hget(f"rq:job:{job.id}", "h3_attempts") is None
+    assert farm.list_workers() == []
+
+
+def test_an_idle_worker_leaves_when_the_command_says_so_and_takes_nothing_more(farm, watched):
+    worker = farm.start_ready("--name", "gpu-1")
+    told = farm.run("worker", "drain", "gpu-2")
+    assert (told.returncode, "no worker 'gpu-2' is alive; known are: gpu-1" in told.stderr) == (2, True)
+    assert farm.run("worker", "drain", "gpu-1").returncode == 0
+    worker.await_good_end()
+    job = farm.client.submit(Script().request())
+    assert (job.status(), job.waiting_for()) == ("queued", "waiting: no worker is alive")

@@ -4,8 +4,10 @@ import pytest
 
 from jobs import events
 from jobs.errors import JobFailed
+from jobs.lease import Charge, Leases
 from jobs.store import open_store
 from tests.cases.runners import Script
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -71,3 +73,26 @@ def test_a_job_is_rendered_over_tls(farm, tls_s3_store_url, watched):
     job = farm.client.submit(Script(segments=3).request())
     assert job.wait(timeout_s=60).attempt == 1
     farm.check_result(job.id)
+
+
+def test_nobody_waits_for_a_store_that_does_not_answer_once_that_is_of_no_use(s3_farm, faulty_s3, watched):
+    """A second attempt begins with a look whether the job has a result."""
+    faulty_s3.answer(503, containing="result.json", method="")
+    stopped, canceled = (submit_second_attempt(s3_farm) for _ in range(2))  # the last one is first
+    worker = s3_farm.start_ready(H3_DRAIN_S="4")
+    eventually(lambda: faulty_s3.seen("", canceled.id), timeout_s=30)
+    canceled.cancel()
+    s3_farm.await_event(canceled.id, events.Canceled)
+    eventually(lambda: faulty_s3.seen("", stopped.id), timeout_s=30)
+    worker.stop_as_docker_does()
+    assert (stopped.status(), s3_farm.first_in("default")) == ("queued", stopped.id)
+    assert [lost.charge for lost in s3_farm.events_of(stopped.id, events.AttemptLost)] == 2 * [Charge.DRAINED]
+
+
+def submit_second_attempt(farm):
+    """A job whose first attempt another worker has given back, to the head of the queue."""
+    job = farm.client.submit(Script().request())
+    leases = Leases(farm.redis)
+    [waiting] = [waiting for waiting in leases.peek(["default"], 0, 2)[0] if waiting.job_id == job.id]
+    leases.claim(waiting, "another worker").hand_back(Charge.DRAINED, "as if it were told to stop")
+    return job
