@@ -199,11 +199,12 @@ class H3Runner(MGPURunner):
         if not taken.stream:
             yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
         for clip in self._model.video.clips(unpatchify(latents.video, geometry), taken.segments):
-            if self.stop_pending():  # the other ranks have ended their part
-                return
             segment = writer.write(clip.numpy())
             stream.append(segment.path)
             yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
+            is_last = segment.index + 1 == geometry.clips
+            if not is_last and self.stop_pending():  # the other ranks have ended their part
+                return
         video = folder / "video.mp4"
         remux(stream[0], stream[1:], video)
         timings.decode_s = self._lap(timings)

@@ -189,7 +189,7 @@ class Attempt:
     def _judge(self, error: Exception) -> WorkerError:
         if isinstance(self._verdict, Stalled):
             return Stalled(str(error))  # what it has said to the controller, and what that has found out
-        if self._verdict is not None:
+        if self._verdict is not None and not isinstance(error, AsymmetricRunnerError):  # after that one the fleet goes
             return self._verdict
         match error:
             case SymmetricRunnerError():

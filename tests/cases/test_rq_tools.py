@@ -82,8 +82,8 @@ def test_rqs_tools_show_what_is_true(own_farm, over_tcp, tmp_path):
     with pytest.raises(JobFailed, match="still queued"):
         failed.wait(timeout_s=60)
     running = farm.client.submit(Script(gate=str(gate), gate_step=2).request())
-    waiting = farm.client.submit(Script().request(), queue="batch")
     eventually(lambda: running.status() == "started")
+    waiting = farm.client.submit(Script().request(), queue="batch")
     with dashboard(over_tcp) as read:
         show_a_running_job(farm, read, rq_info(over_tcp), running, waiting)
         show_ended_jobs(read, finished=finished, failed=failed, canceled=canceled)

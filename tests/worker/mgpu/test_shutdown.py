@@ -224,6 +224,27 @@ if __name__ == "__main__":
     assert_gone(pids, within_s=0)
 
 
+def test_an_interrupt_that_the_system_gives_to_another_thread_ends_a_start(run_script: RunScript) -> None:
+    """25: Python's handler then waits for the main thread, which waits for the ranks."""
+    script = run_script(
+        """
+def interrupt(controller):
+    eventually(lambda: [rank.phase for rank in controller.status().ranks] == ["setup"], timeout_s=60)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+if __name__ == "__main__":
+    controller = MGPUController(SetupRunner, num_gpus=1, backend="gloo")
+    threading.Thread(target=interrupt, args=(controller,)).start()
+    try:
+        controller.start(timeout=600, faults={0: "wait"})
+    except KeyboardInterrupt:
+        print("interrupted", controller.is_alive, flush=True)
+"""
+    )
+    output, errors = script.communicate(timeout=30)
+    assert output == "interrupted False\n", errors
+
+
 def test_an_interrupted_start_leaves_nothing(new_controller: Make, fleet_size: int) -> None:
     """25"""
     controller = new_controller()
