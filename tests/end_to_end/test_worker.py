@@ -1,7 +1,5 @@
 """What a worker does besides the plain render."""
 
-import signal
-
 from redis import Redis
 from rq import Queue
 from rq.job import Job
@@ -52,33 +50,6 @@ def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url
             assert reason in job.latest_result().exc_string
             assert reason in Client(redis).job(job_id).news()[-1].reason
             assert redis.lrange("rq:queue:high:intermediate", 0, -1) == []
-
-
-def test_a_worker_told_twice_to_stop_gives_its_job_back_uncharged(redis_url, file_store_url, start_worker):
-    worker = start_worker("--url", redis_url, "--store", file_store_url)
-    with Redis.from_url(redis_url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL, "steps": 1000})
-        steps = (event for event in job.events(timeout_s=60) if isinstance(event, events.StepDone))
-        for _ in range(2):
-            next(steps), next(steps)  # so the first signal is handled when the second one is sent
-            worker.send_signal(signal.SIGTERM)
-        worker.wait(30)
-        assert worker.returncode == 0
-        assert job.status() == "queued"
-        assert redis.lrange("rq:queue:default", 0, -1) == [job.id.encode()]
-        attempts, fatal = redis.hmget(f"rq:job:{job.id}", "h3_attempts", "h3_fatal")
-        assert (attempts, fatal) == (b"1", None)  # its number, and its prefix, are used up
-
-
-def test_a_redis_that_restarts_in_mid_render_costs_nothing(redis_server, file_store_url, start_worker):
-    start_worker("--url", redis_server.url, "--store", file_store_url)
-    with Redis.from_url(redis_server.url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL, "steps": 40})
-        next(event for event in job.events(timeout_s=60) if isinstance(event, events.StepDone))
-        redis_server.stop()
-        redis_server.start()
-        assert job.wait(timeout_s=60).attempt == 1
-        assert job.status() == "finished"
 
 
 def test_a_fault_that_nobody_expected_gives_the_job_back_with_its_reason(
