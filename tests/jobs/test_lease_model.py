@@ -489,9 +489,9 @@ QUICK = {
     "one unwanted job": Bounds(2, (Job(keeps_left=1, drains_left=1, strays_left=1, cancels_left=1),), 33_000),
     "two jobs": Bounds(2, (PLAIN, PLAIN), 12_300),
 }
-FULL = {  # 1 and 3 minutes
+FULL = {  # 1, 4 and 3 minutes
     "one unwanted job": Bounds(
-        2, (Job(keeps_left=2, drains_left=1, strays_left=1, cancels_left=2, retries_left=1),), 1
+        2, (Job(keeps_left=2, drains_left=1, strays_left=1, cancels_left=2, retries_left=1),), 2_072_000
     ),
     "one job": Bounds(2, (Job(keeps_left=2, drains_left=1, strays_left=1, retries_left=1),), 474_000),
     "two jobs": Bounds(2, (PLAIN, Job(keeps_left=1, drains_left=1, strays_left=1)), 1_121_000),
