@@ -107,10 +107,12 @@ class JobHandle:
 
     def waiting_for(self) -> str:
         """Why no worker that is alive will take the queued job; empty if one will."""
+        if self.status() != "queued":
+            return ""  # the rest reads all that was told of the job, and followers ask every second
         first = self.news()[:1]
+        if not first or not isinstance(first[0], Queued):
+            return ""
         with redis_errors():
-            if self.status() != "queued" or not first or not isinstance(first[0], Queued):
-                return ""
             if is_queue_paused(self._redis, first[0].queue):
                 return f"waiting: queue {first[0].queue} is paused"
             return explain_waiting(first[0].request, first[0].queue, read_workers(self._redis))

@@ -14,6 +14,7 @@ from jobs.errors import RedisUnavailable
 from jobs.leftovers import find_in_redis, find_in_spool, find_in_store
 from jobs.retention import Ages, Deletion, Finding, JobCollector, RetentionScript, What
 from jobs.store import Store
+from jobs.workers import server_time
 
 
 def find_all(redis: Redis, store: Store, spool: Path, ages: Ages) -> Iterator[Finding]:
@@ -37,8 +38,7 @@ def require_farm(redis: Redis) -> None:
 
 def earlier_now(redis: Redis) -> datetime:
     """By Redis's clock or by ours: one that is fast must not make anything old."""
-    seconds, microseconds = redis.time()
-    return min(datetime.fromtimestamp(seconds + microseconds / 1e6, UTC), datetime.now(UTC))
+    return min(datetime.fromtimestamp(server_time(redis), UTC), datetime.now(UTC))
 
 
 class Report:

@@ -1,7 +1,6 @@
 """Verdicts as a table for people, and as JSON to keep."""
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.bench_controller.fleets import Setting
-from tools.bench_controller.rows import Unit, Verdict
-from tools.figures import percentile_95, show_figures
+from tools.bench_controller.rows import Verdict
+from tools.figures import show_figures, summarize
 from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
@@ -51,15 +50,8 @@ def row_report(verdict: Verdict) -> dict[str, object]:
         "reference": row.reference,
         "goal": verdict.goal,
         "met": verdict.met,
-        "measured": summarize([figure * row.unit.per_base for figure in measured.figures], row.unit),
+        "measured": summarize([figure * row.unit.per_base for figure in measured.figures], row.unit.name),
         "claims": dict(measured.claims),
         **({"details": dict(measured.details)} if measured.details else {}),
         **({"error": measured.error} if measured.error else {}),
     }
-
-
-def summarize(figures: Sequence[float], unit: Unit) -> dict[str, object]:
-    if len(figures) < 2:
-        return {"value": figures[0], "unit": unit.name} if figures else {}
-    p50, p95 = statistics.median(figures), percentile_95(figures)
-    return {"p50": p50, "p95": p95, "n": len(figures), "unit": unit.name}

@@ -1,7 +1,6 @@
 """Verdicts as a table for people, and as JSON to keep."""
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.table import Table
 from tools.bench_queue.farm import RANKS
 from tools.bench_queue.measured import Measured
 from tools.bench_queue.rows import Row, Verdict
-from tools.figures import percentile_95, show_figures
+from tools.figures import show_figures, summarize
 from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
@@ -62,10 +61,3 @@ def row_report(verdict: Verdict) -> dict[str, object]:
         **({"details": dict(measured.details)} if measured.details else {}),
         **({"error": measured.error} if measured.error else {}),
     }
-
-
-def summarize(figures: Sequence[float], unit: str) -> dict[str, object]:
-    if len(figures) < 2:
-        return {"value": figures[0], "unit": unit} if figures else {}
-    p50, p95 = statistics.median(figures), percentile_95(figures)
-    return {"p50": p50, "p95": p95, "n": len(figures), "unit": unit}
