@@ -1,7 +1,7 @@
 """Commands of a client: submit, watch, status, cancel, and the embedded Redis."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -13,6 +13,7 @@ from jobs import embedded
 from jobs.client import Client, JobHandle
 from jobs.connection import connect
 from jobs.errors import JobFailed, JobsError, SettingsInvalid
+from jobs.pictures import Picture, read_picture
 from jobs.progress import describe, show
 from jobs.queues import QueueName
 from jobs.request import GenerateRequest, Mode, Precision
@@ -74,6 +75,10 @@ def submit(
     seed: Annotated[int | None, typer.Option(help="Drawn when left out.")] = None,
     preview_every: Annotated[int | None, typer.Option(help="Steps between previews; 0 for none.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    first_frame: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A picture that the video begins with.")
+    ] = None,
+    last_frame: Annotated[Path | None, typer.Option(metavar="FILE", help="And one that it ends with.")] = None,
     mode: Annotated[Mode, typer.Option(help="How GPUs share the render; auto takes any worker.")] = Mode.AUTO,
     precision: Annotated[Precision, typer.Option(help="Of the weights; auto takes any worker.")] = Precision.AUTO,
     deadline: Annotated[float | None, typer.Option(help="Seconds from now, after which nobody wants it.")] = None,
@@ -106,14 +111,30 @@ def submit(
     }
     with plain_errors():
         settings = client_settings(url, store)
+        files = {"first_frame": first_frame, "last_frame": last_frame}
+        pictures = {name: read_picture(path) for name, path in files.items() if path is not None}
+        fields |= {name: picture.key for name, picture in pictures.items()}
         request = GenerateRequest.parse({name: value for name, value in fields.items() if value is not None})
-        opened = open_store(settings.store_url) if watch else None
-        job = Client(connect(settings)).submit(request, queue=queue, idempotency_key=key)
+        # Now, and not when it is needed: a wrong URL is told before anything is queued.
+        watched = open_store(settings.store_url) if watch else None
+        job = upload_then_queue(settings, pictures.values(), request, queue, key)
         typer.echo(job.id)
-        if opened is not None:
-            follow(job, opened)
+        if watched is not None:
+            follow(job, watched)
         else:
             typer.echo(describe(job.news()[0]), err=True)  # what sizes snapped to, which seed was drawn
+
+
+def upload_then_queue(
+    settings: ClientSettings, pictures: Collection[Picture], request: GenerateRequest, queue: QueueName, key: str | None
+) -> JobHandle:
+    """Nothing is uploaded for a Redis that does not answer, nor queued with a picture that the store does not take."""
+    store = open_store(settings.store_url) if pictures else None
+    client = Client(connect(settings))
+    if store is not None:
+        for picture in pictures:
+            picture.put(store)
+    return client.submit(request, queue=queue, idempotency_key=key)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 JobsError
 ├── RequestInvalid    a field of the request is wrong          -> nothing was queued
 │   └── RequestTooNew     it was written by a later version    -> the job waits for newer workers
+├── PictureInvalid    a picture cannot be used, or is not there
 ├── SettingsInvalid   a flag or variable is wrong
 ├── JobNotFound       no job has this id
 ├── JobFailed         the job ended without a result
@@ -30,6 +31,10 @@ class RequestInvalid(JobsError):
 
 class RequestTooNew(RequestInvalid):
     """A queued request has a version that this program does not know."""
+
+
+class PictureInvalid(JobsError):
+    """A file, or an object in the store, is no picture that a request could use; the text names it and the remedy."""
 
 
 class SettingsInvalid(JobsError):

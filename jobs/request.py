@@ -30,6 +30,9 @@ DEFAULT_SECONDS = 5.0
 DEFAULT_ASPECT = "16:9"
 DEFAULT_SHORT_SIDE = 768
 
+INPUTS = "inputs"  # folder of the store where the pictures of requests lie
+PICTURE_KEY = re.compile(rf"{INPUTS}/[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+
 
 def _check_prompt(prompt: str) -> str:
     if not prompt.strip():
@@ -56,6 +59,15 @@ def _check_frames(frames: int) -> int:
     return frames
 
 
+def _check_picture_key(key: str) -> str:
+    if not PICTURE_KEY.fullmatch(key):
+        raise ValueError(
+            f"is not the key of a picture in the store, like {INPUTS}/kite.png; `h3render submit --first-frame FILE` "
+            "and jobs.pictures.put_picture put one there"
+        )
+    return key
+
+
 def _check_aspect(aspect: str) -> str:
     match = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", aspect, re.ASCII)
     if not (match and 0.25 <= int(match[1]) / int(match[2]) <= 4):
@@ -70,6 +82,7 @@ Aspect = Annotated[str, AfterValidator(_check_aspect)]
 Steps = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Cadence = Annotated[int, Field(ge=0, le=1000)]
+PictureKey = Annotated[str, Field(max_length=500), AfterValidator(_check_picture_key)]
 Deadline = Annotated[float, Field(gt=0, le=30 * 24 * 3600, strict=False)]
 
 
@@ -101,6 +114,8 @@ class _Common(BaseModel):
     mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO  # JSON has no enums
     precision: Annotated[Precision, Field(strict=False)] = Precision.AUTO
     deadline_s: Deadline | None = None  # from the submit; a job without a result by then fails
+    first_frame: PictureKey | None = None  # key in the store of the picture that the video begins with
+    last_frame: PictureKey | None = None  # and of the one that it ends with
     preempt: bool = False  # in queue `high`: a running job of queue `batch` may be put back for it
 
 

@@ -34,12 +34,13 @@ from redis import Redis
 
 from jobs.errors import StoreRefused, StoreUnavailable
 from jobs.pieces import KeptPieces
+from jobs.request import INPUTS, PICTURE_KEY
 from jobs.result import Result, result_key
 from jobs.store import ListedObject, Store, check_key
 
 ATTEMPT_MARKER = "attempt.json"  # by which a worker takes an attempt's prefix
 PROBE = re.compile(r"probe-[0-9a-f]{32}")  # of Store.check
-_LAYOUT = re.compile(r"[^/]+/(?:result\.json|attempts/[1-9][0-9]*/.+)")
+_LAYOUT = re.compile(rf"(?!{INPUTS}/)[^/]+/(?:result\.json|attempts/[1-9][0-9]*/.+)")
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text()
 _DELETIONS_AT_ONCE = 16  # requests: not every service has S3's deletion of many, nor one checksum that all take for it
 _MOST_DELETIONS = 1000  # after one look at the job's place
@@ -51,6 +52,7 @@ class What(StrEnum):
     RESULT = "result"  # the marker and what it names
     CHECKPOINT = "checkpoint"
     PIECE = "piece"
+    PICTURE = "picture"  # of a request
     PROBE = "probe"
     UNFINISHED = "unfinished write"
     SPOOL = "spool folder"
@@ -61,7 +63,7 @@ class What(StrEnum):
 class Ages:
     """How old it must be."""
 
-    results: timedelta = timedelta(days=30)
+    results: timedelta = timedelta(days=30)  # and pictures that no job names, which stay 2 days at least
     pieces: timedelta = timedelta(days=2)  # and whatever else was left behind
     checkpoints: timedelta = timedelta(days=1)  # of a job that has a result
 
@@ -268,7 +270,7 @@ class JobCollector:
                 if job_of(found.key):
                     objects.append(found)
                 else:
-                    foreign += not PROBE.fullmatch(found.key)
+                    foreign += not (PROBE.fullmatch(found.key) or PICTURE_KEY.fullmatch(found.key))
             if objects:
                 yield from self._look_at(job_of(objects[0].key), objects)
         if foreign:

@@ -12,6 +12,7 @@ from redis import Redis
 
 from jobs.errors import RedisUnavailable
 from jobs.leftovers import find_in_redis, find_in_spool, find_in_store
+from jobs.picture_retention import find_pictures
 from jobs.retention import Ages, Deletion, Finding, JobCollector, RetentionScript, What
 from jobs.store import Store
 from jobs.workers import server_time
@@ -22,6 +23,7 @@ def find_all(redis: Redis, store: Store, spool: Path, ages: Ages) -> Iterator[Fi
     require_farm(redis)
     script, now = RetentionScript(redis), earlier_now(redis)
     yield from JobCollector(store, script, ages, now).look()
+    yield from find_pictures(redis, store, ages.results, now)
     yield from find_in_store(store, ages.pieces, now)
     yield from find_in_spool(spool, ages.pieces, now)
     yield from find_in_redis(redis, script)

@@ -138,6 +138,7 @@ class Attempt:
         return bool(reason)
 
     def _render(self, outputs: Outputs, folder: Path) -> items.Finished:
+        outputs.fetch_pictures(folder)
         resume = outputs.fetch_resume(folder)
         shape = (self._request.width, self._request.height, self._request.frames)
         try:

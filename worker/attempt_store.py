@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 from jobs.lease import Lease
+from jobs.pictures import fetch_picture
 from jobs.pieces import StoredPiece
 from jobs.result import Result, result_key
 from jobs.retention import ATTEMPT_MARKER
@@ -76,6 +77,10 @@ class AttemptStore:
 
     def fetch(self, piece: StoredPiece, path: Path) -> None:
         self._patiently(lambda: self._store.fetch(piece.key, path))
+
+    def fetch_picture(self, key: str, path: Path) -> None:
+        """One that the request names. Raises PictureInvalid, too."""
+        self._patiently(lambda: fetch_picture(self._store, key, path))
 
     def confirm(self, pieces: Iterable[StoredPiece]) -> None:
         """Raises StoreUnavailable if anything is not there as it was written."""

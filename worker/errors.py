@@ -34,7 +34,7 @@ class WorkerError(Exception):
 
 
 class RequestRefused(WorkerError):
-    """The request is wrong in a way that only the worker or the model could see."""
+    """The request is wrong in a way that only the worker or the model could see, or a picture of it is not there."""
 
 
 class AttemptLost(WorkerError):
@@ -99,7 +99,7 @@ class Superseded(WorkerError):
 
 
 class UploadFailed(WorkerError):
-    """The object store refused a piece of the output."""
+    """The object store refused a piece of the output, or did not give a picture of the request."""
 
     cause = "store"
 

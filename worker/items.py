@@ -6,11 +6,14 @@ and belongs to the worker from then on: it uploads the file and deletes it.
 The worker calls a runner with `request` (jobs.request.ResolvedRequest), `work_dir` (str) and `resume` (Resume or None),
 and sets it up with `checkpoint` (str). A runner class may have the classmethods `preflight(world_size, *, checkpoint)`,
 which raises RunnerError for what it cannot serve before any rank is started, and
-`abilities(world_size, *, checkpoint)`, which returns Abilities.
+`abilities(world_size, *, checkpoint)`, which returns Abilities, and `describe_placement(world_size, *, checkpoint)`,
+which returns lines for people.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+
+FIRST_FRAME, LAST_FRAME = "first-frame", "last-frame"  # files in `work_dir`, of a request that names such pictures
 
 
 @dataclass(frozen=True, slots=True)

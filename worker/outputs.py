@@ -15,7 +15,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from jobs import events
-from jobs.errors import LeaseLost, ObjectExists, StoreUnavailable
+from jobs.errors import LeaseLost, ObjectExists, PictureInvalid, StoreUnavailable
 from jobs.lease import Lease
 from jobs.pieces import KeptCheckpoint, KeptPieces, KeptSegment, StoredPiece
 from jobs.request import ResolvedRequest
@@ -23,7 +23,7 @@ from jobs.result import Result
 from jobs.store import Store
 from worker import items, metrics
 from worker.attempt_store import JSON, AttemptStore
-from worker.errors import AttemptLost, NumberUsed, SpoolFull, Superseded, UploadFailed, WorkerError
+from worker.errors import AttemptLost, NumberUsed, RequestRefused, SpoolFull, Superseded, UploadFailed, WorkerError
 from worker.lane import Lane
 from worker.outage import insist, is_outage
 from worker.playlist import PlaylistSegment, render_playlist
@@ -88,6 +88,18 @@ class Outputs:
         except StoreUnavailable as exc:
             raise _judge(exc) from exc
         return None if result is None else self._finished(result)
+
+    def fetch_pictures(self, folder: Path) -> None:
+        """Put the request's pictures where the runner looks for them. Raises RequestRefused and UploadFailed."""
+        named = {items.FIRST_FRAME: self._request.first_frame, items.LAST_FRAME: self._request.last_frame}
+        try:
+            for name, key in named.items():
+                if key is not None:
+                    self._store.fetch_picture(key, folder / name)
+        except PictureInvalid as exc:
+            raise RequestRefused(str(exc)) from exc
+        except StoreUnavailable as exc:
+            raise _judge(exc) from exc
 
     def fetch_resume(self, folder: Path) -> items.Resume | None:
         """What the runner can go on from; None if there is nothing, or it is no longer as it was."""

@@ -8,12 +8,12 @@ from functools import lru_cache
 from jobs.errors import RequestInvalid, RequestTooNew
 from jobs.lease import MOST_REASON_LETTERS, Waiting, printable
 from jobs.queues import JOB_FUNCTION
-from jobs.request import ResolvedRequest, parse_resolved
+from jobs.request import INPUTS, ResolvedRequest, parse_resolved
 from worker.errors import RequestRefused
 
 MOST_BYTES = 1 << 20  # of a call, decompressed; a prompt's 20,000 letters have a quarter of it at most
 MOST_FIELDS = 100  # of a request; for each wrong one the nearest name is looked for
-JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")  # RQ's rule; ids become keys in the store
+JOB_ID = re.compile(rf"(?!{INPUTS}$)[A-Za-z0-9_-]{{1,200}}")  # RQ's rule, but that ids are folders in the store
 UNREADABLE = "job carries no readable call: submit it with `h3render submit` or jobs.Client"
 
 
@@ -22,7 +22,7 @@ def read_waiting(waiting: Waiting) -> ResolvedRequest:
     if waiting.problem:
         raise RequestRefused(waiting.problem)
     if not JOB_ID.fullmatch(waiting.job_id):
-        raise RequestRefused(f"the job id {waiting.job_id!a} is not made of letters, digits, - and _")
+        raise RequestRefused(f"the job id {waiting.job_id!a} is {INPUTS}, or not made of letters, digits, - and _")
     return read_request(waiting.call)
 
 

@@ -91,6 +91,25 @@ def test_whatever_snaps_is_valid(seconds, ratio, side):
     assert snap_size(aspect, side) == (resolved.width, resolved.height)
 
 
+@pytest.mark.parametrize("name", ["kite.png", "a" * 64 + ".jpg", "_", "-1", "K..png"])
+def test_a_picture_is_named_by_its_key(name):
+    resolved = parse(first_frame=f"inputs/{name}", last_frame=f"inputs/{name}").resolve()
+    assert parse_resolved(resolved.model_dump()) == resolved
+    assert (resolved.first_frame, resolved.last_frame) == (f"inputs/{name}",) * 2
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("", "kite.png", "inputs/", "inputs/.", "inputs/..", "inputs/.h3render-1", "inputs/a/b.png", "inputs/../a"),
+        *("Inputs/a.png", "/inputs/a.png", "inputs/a.png\n", "inputs/\N{KITE}.png", "inputs/a b.png", "inputs\\a.png"),
+    ],
+)
+def test_a_key_of_anything_but_a_picture_is_refused(key):
+    with pytest.raises(RequestInvalid, match=r"last_frame .* is not the key of a picture in the store, like inputs/"):
+        parse(last_frame=key)
+
+
 @pytest.mark.parametrize("payload", [None, 3, [], "x", {"prompt": "x"}, {"request": {}}])
 def test_a_payload_that_is_no_request_is_refused(payload):
     with pytest.raises(RequestInvalid):

@@ -54,10 +54,10 @@ class ScriptedStore(FileStore):
 class Job:
     """One job on a real Redis, and the attempts at it."""
 
-    def __init__(self, redis, folder):
+    def __init__(self, redis, folder, **fields):
         self._redis, self._folder = redis, folder
         self._begun = []
-        self.id = Client(redis).submit(REQUEST).id
+        self.id = Client(redis).submit(REQUEST | fields).id
         self.heard = []  # by whoever runs the attempt
 
     def begin(self, store, **limits):

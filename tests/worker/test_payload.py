@@ -50,6 +50,12 @@ def test_what_is_waiting_is_read_by_id_and_call():
     assert read_waiting(Waiting("job-1_A", "default", "", call(), 0.0)) == ResolvedRequest(**FIELDS)
 
 
+def test_a_job_does_not_lie_where_pictures_do():
+    with pytest.raises(RequestRefused, match="the job id 'inputs' is inputs"):
+        read_waiting(Waiting("inputs", "default", "", call(), 0.0))
+    assert read_waiting(Waiting("inputs-1", "default", "", call(), 0.0))
+
+
 # --- calls of something else
 
 OTHER_FUNCTIONS = [

@@ -499,6 +499,18 @@ def test_a_worker_renders_job_after_job_and_each_at_once(new_worker, redis_url, 
     assert records_of_runs(redis) == []
 
 
+def test_a_job_whose_picture_is_not_there_fails_at_once_and_the_next_is_rendered(new_worker, redis_url, redis):
+    worker = new_worker(redis_url)
+    jobs = [Client(redis).submit({**REQUEST, **frames}) for frames in ({"last_frame": "inputs/kite.png"}, {})]
+    worker.serve(burst=True)
+    assert [places(redis, job) for job in jobs] == [["failed"], ["finished"]]
+    assert [event.kind for event in jobs[0].news()] == ["queued", "started", "failed"]
+    failed = jobs[0].news()[-1]
+    assert failed.cause == "request"
+    assert "inputs/kite.png does not exist: put the picture there" in failed.reason
+    assert not worker.duty.must_restart
+
+
 COMMANDS = [
     b"no json",
     b"\xff",
