@@ -18,7 +18,7 @@ demo: $(INSTALLED)
 # Three at a time, for most tests wait for something; the controller's promise milliseconds, and have the machine alone.
 test: $(INSTALLED)
 ifeq ($(strip $(TESTS)),)
-	@$(BIN)/pytest --numprocesses 3 --dist loadfile --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
 	@$(BIN)/pytest tests/worker/mgpu tests/tools/test_bench_controller.py
 else
 	@$(BIN)/pytest $(TESTS)

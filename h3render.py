@@ -17,6 +17,9 @@ EXTRAS = {
     "worker": "h3",
     "checkpoint": "h3",
     "bench": "h3",
+    "encode-text": "h3",
+    "denoise": "h3",
+    "decode": "h3",
     "doctor": "worker",
 }  # else: embedded
 

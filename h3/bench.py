@@ -7,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-from h3.checkpoint import ModelFolder, load_denoiser
+from h3.checkpoint import load_denoiser
 from h3.denoise import Denoising
+from h3.model_folder import ModelFolder
 from h3.provenance import describe_device
-from h3.sampler import initial_noise, make_schedule
+from h3.sampler import draw_noise, make_schedule
 from h3.sequence import Geometry, Layout
 
 TEXT_TOKENS = 300
@@ -39,7 +40,9 @@ def time_steps(checkpoint: Path, geometry: Geometry, steps: int, device: torch.d
     layout = Layout(geometry, TEXT_TOKENS)
     states = torch.randn(TEXT_TOKENS, denoiser.config.text_dim, device=device)
     denoising = Denoising.begin(denoiser, states, layout, make_schedule(WARM_UP + steps))
-    latents = initial_noise(geometry, denoiser.config.in_channels, denoiser.config.audio_in_channels, seed=0).to(device)
+    latents = draw_noise(geometry, denoiser.config.in_channels, denoiser.config.audio_in_channels, seed=0).latents.to(
+        device
+    )
     seconds = []
     for step in range(WARM_UP + steps):
         begun = time.perf_counter()

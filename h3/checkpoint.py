@@ -1,249 +1,272 @@
-"""Reads and writes denoiser weights: tensor names, shards and row orders of the checkpoint files.
+"""Loads the denoiser from any of its checkpoint families; what a file holds decides, never its name.
 
-A folder is checked from its file headers before anything is loaded, so that a missing or cut-short file is named in
-milliseconds and before GPU time is spent. Tensors stream one by one to their device.
-
-Row orders: the official shards interleave q, k and v head by head ([H, 3, D] rows); the model wants them apart
-([3, H, D] rows). A file in the wrong order loads without any error and renders noise, so the order is a property of
-the file family, never guessed from the weights.
+Everything is checked from the headers before a byte of a weight is read: each tensor is there, has the shape and
+dtype that its place wants, and none is left over. Tensors then stream one by one to their device. The layers that a
+file says are quantised stay packed or are widened, layer by layer, as the wanted precision has it.
 """
 
-import hashlib
-import json
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from pydantic import ValidationError
+from torch import Tensor, nn
 
 from h3.config import DenoiserConfig
-from h3.errors import CheckpointError
-from h3.model import Denoiser
+from h3.errors import CheckpointError, ConfigError
+from h3.families import QKV_ORDER, Family, QkvOrder, read_config, storage, swap_row_axes
+from h3.fp8 import use_fp8
+from h3.markers import Marker, read_markers
+from h3.model import MODEL_DTYPE, Denoiser, is_island, rotary_frequencies
+from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, swizzle, unswizzle
+from h3.precision import Precision
+from h3.qkv_order import confirm_qkv_order, read_weight
+from h3.tensor_file import StoredTensor, TensorForm, find_tensors, read_header
+from h3.weights import Part, Recipe, check_recipes, fill, only, put
 
-PARTITION = "FL2VA"  # text, and first or last frame, to video and audio
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAMES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
-_LENGTH_BYTES = 8  # the header's length, little endian, opens the file
-_LARGEST_HEADER = 100 * 2**20  # bytes; the format's own limit
-_DIGEST_SAMPLE = 4096  # bytes of each tensor
+PREFIX = "model.diffusion_model."  # before every name, in some of ComfyUI's files
+CURVE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # publishers differ; evaluated in fp32
+_SCALE_DTYPES = (torch.float8_e4m3fn, torch.uint8)  # the same bytes
+_NOT_NEEDED = ("comfy_quant", "input_scale")  # of a quantised layer: its marker is read before, the other computed
 
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """Where the parts of a model lie, in the official layout (its text-to-video partition)."""
-
-    transformer: Path
-    text_encoder: Path
-    tokenizer: Path
-    video_vae: Path
-    audio_vae: Path
-
-    @classmethod
-    def below(cls, root: Path) -> "ModelFolder":
-        """The layout below a checkpoint's root, or below its partition folder itself."""
-        partition = root if (root / "transformer").is_dir() else root / PARTITION
-        return cls(*(partition / field.name for field in fields(cls)))
-
-    def check(self) -> DenoiserConfig:
-        """Check every part from its headers and return the denoiser's sizes.
-
-        Raises CheckpointError naming what is missing, cut short or of no use.
-        """
-        config = DenoiserConfig.from_file(self.transformer / "config.json")
-        _refuse_other_names(self.transformer, _wanted(config), find_tensors(self.transformer))
-        for part in (self.text_encoder, self.video_vae, self.audio_vae):
-            _require(part / "config.json")
-            find_tensors(part)
-        _require(self.tokenizer / "tokenizer.json")
-        return config
-
-    def size_bytes(self) -> int:
-        """Of all tensors together."""
-        parts = (self.transformer, self.text_encoder, self.video_vae, self.audio_vae)
-        return sum(tensor.end - tensor.begin for part in parts for tensor in find_tensors(part).values())
-
-    def digest(self) -> str:
-        """Identifies the whole model: its JSON files, and each tensor's name, size and first bytes.
-
-        A sample, because hashing 134 GB takes minutes and a changed weight file differs at the start of some tensor.
-        """
-        sha256 = hashlib.sha256()
-        for part in (getattr(self, field.name) for field in fields(self)):
-            for path in sorted(part.glob("*.json")):
-                sha256.update(path.read_bytes())
-        for part in (self.transformer, self.text_encoder, self.video_vae, self.audio_vae):
-            for name, tensor in sorted(find_tensors(part).items()):
-                sha256.update(f"{name} {tensor.end - tensor.begin}\n".encode() + _first_bytes(tensor))
-        return sha256.hexdigest()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor's bytes lie in its file."""
+class DenoiserFiles:
+    """What the headers of a denoiser's files say. Names are without prefix."""
 
     path: Path
-    begin: int  # from the start of the file
-    end: int
+    family: Family
+    order: QkvOrder
+    config: DenoiserConfig
+    stored: dict[str, StoredTensor]
+    markers: dict[str, Marker]  # of the layers that are quantised
 
+    @classmethod
+    def open(cls, path: Path, order: QkvOrder | None = None) -> "DenoiserFiles":
+        """Read headers, and config.json where `path` is a folder. `order` overrides what the family says of q, k and v.
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file, all of them whole.
+        Raises CheckpointError.
+        """
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing: is this the path of an H3 checkpoint?")
+        if path.is_dir():
+            config = DenoiserConfig.from_file(path / "config.json")
+            stored = find_tensors(path)
+            family = (
+                Family.DIFFUSERS if any(name.startswith("transformer_blocks.") for name in stored) else Family.OFFICIAL
+            )
+            return cls(path, family, order or QKV_ORDER[family], config, stored, read_markers(stored, {}))
+        header = read_header(path)
+        stored = _strip(path, header.tensors)
+        markers = _strip(path, read_markers(header.tensors, header.metadata))
+        return cls(path, Family.COMFY, order or QKV_ORDER[Family.COMFY], _read_config(path, stored), stored, markers)
 
-    Raises CheckpointError naming the file and, if it is cut short, the first tensor that is not whole.
-    """
-    _require(path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if not 0 < length <= min(size - _LENGTH_BYTES, _LARGEST_HEADER):
-            raise CheckpointError(f"{path} ({size} bytes) is no safetensors file or ends in its header: fetch it again")
-        header = _parse_header(path, file.read(length))
-    payload = _LENGTH_BYTES + length
-    tensors = {name: StoredTensor(path, payload + begin, payload + end) for name, (begin, end) in header.items()}
-    _refuse_truncated(path, size, tensors)
-    return tensors
+    @property
+    def precision(self) -> Precision:
+        """What the block stack is stored in, other formats than NVFP4 being widened when they are loaded."""
+        has_packed = any(marker.format == "nvfp4" for marker in self.markers.values())
+        return Precision.NVFP4 if has_packed else Precision.BF16
 
+    def check(self, precision: Precision | None = None) -> None:
+        """Compare every tensor's name, shape and dtype with what the model wants. Raises CheckpointError."""
+        self.plan(precision)
 
-def _parse_header(path: Path, header: bytes) -> dict[str, tuple[int, int]]:
-    """Tensor name to its first byte and the one after its last, counted from the payload."""
-    try:
-        entries = [(name, entry) for name, entry in json.loads(header).items() if name != "__metadata__"]
-        return {name: (int(begin), int(end)) for name, entry in entries for begin, end in [entry["data_offsets"]]}
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise CheckpointError(f"{path} has a header that is not safetensors ({exc}): fetch it again") from exc
+    def load(
+        self,
+        device: torch.device,
+        precision: Precision | None = None,
+        waits: Callable[[str], bool] = lambda _: False,
+    ) -> Denoiser:
+        """Build the model on the device, tensors that wait in host memory; `precision` None keeps what the files have.
 
+        Raises CheckpointError naming file and tensor, ConfigError if the files do not have the precision.
+        """
+        model, recipes = self.plan(precision)
+        for place, chosen in ((device, False), (torch.device("cpu"), True)):
+            fill(model, {n: recipe for n, recipe in recipes.items() if waits(n) is chosen}, self.stored, place)
+        self._settle_frequencies(model, torch.device("cpu") if waits("rope.inv_freq") else device)
+        self.confirm_order(lambda layer: read_weight(model, layer))
+        if precision is Precision.FP8:
+            use_fp8(model.blocks)
+        return model.eval().requires_grad_(False)
 
-def _refuse_truncated(path: Path, size: int, tensors: dict[str, StoredTensor]) -> None:
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
-        if tensor.end > size:
+    def confirm_order(self, read: Callable[[str], Tensor]) -> None:
+        """Raises CheckpointError if the weights say that q, k and v lie in another order. `read` gives a layer's."""
+        plain = "comfy-pruned" if self.config.is_pruned else "official"
+        same = "comfy-nvfp4" if self.precision is Precision.NVFP4 else plain
+        confirm_qkv_order(self.path, self.order, self.config, read, same)
+
+    def plan(self, precision: Precision | None) -> tuple[Denoiser, dict[str, Recipe]]:
+        """The model without memory, and how each of its tensors is made of stored ones."""
+        precision = precision or self.precision
+        if precision is Precision.NVFP4 and self.precision is not Precision.NVFP4:
+            raise ConfigError(
+                f"{self.path} holds {self.precision} weights, not nvfp4: "
+                f"h3render checkpoint convert {self.path} FILE --to comfy-nvfp4"
+            )
+        packed = self._packed_layers() if precision is Precision.NVFP4 else {}
+        model = skeleton(self.config, packed, torch.float32 if precision is Precision.FP32 else MODEL_DTYPE)
+        wanted = model.state_dict()
+        recipes: dict[str, Recipe] = {}
+        for name, tensor in wanted.items():
+            layer, _, leaf = name.rpartition(".")
+            if isinstance(model.get_submodule(layer), NVFP4Linear):
+                recipes[name] = self._packed_recipe(name, tensor)
+            elif layer in self.markers and leaf == "weight":
+                recipes[name] = self._widened(layer, tensor, model.dtype)
+            elif recipe := self._recipe(name, tensor):
+                recipes[name] = recipe
+        if unplaced := sorted(
+            self.markers.keys() - {name.removesuffix(".weight") for name in wanted if name.endswith(".weight")}
+        ):
+            raise CheckpointError(f"{self.path} marks layer {unplaced[0]} as quantised, which H3 does not have")
+        ignored = frozenset(f"{layer}.{leaf}" for layer in self.markers for leaf in _NOT_NEEDED)
+        check_recipes(recipes, self.stored, self.path, ignored)
+        return model, recipes
+
+    def _packed_layers(self) -> dict[str, Marker]:
+        return {layer: marker for layer, marker in self.markers.items() if marker.format == "nvfp4"}
+
+    def _recipe(self, name: str, wanted: Tensor) -> Recipe | None:
+        """Of a tensor that is not quantised; None if this family leaves it out."""
+        kept = storage(self.order, name, tuple(wanted.shape), self.config)
+        if kept is None:
+            return None
+        dtypes = stored_dtypes(name, self.config)
+        return Recipe(tuple(Part(part, shape, dtypes) for part, shape in kept.parts.items()), kept.load)
+
+    def _packed_recipe(self, name: str, wanted: Tensor) -> Recipe:
+        part, heads = _packed_part(name, wanted), self.config.num_attention_heads
+        is_swapped = self.order is QkvOrder.INTERLEAVED and "qkv_proj" in name
+        if name.endswith(".weight_scale"):
+            return Recipe((part,), partial(_swap_scales, config=self.config) if is_swapped else _view_scales)
+        if name.endswith(".weight") and is_swapped:
+            return Recipe((part,), lambda found: swap_row_axes(only(found), heads, 3))
+        return Recipe((part,))
+
+    def _widened(self, layer: str, wanted: Tensor, dtype: torch.dtype) -> Recipe:
+        """A quantised layer as one plain weight."""
+        if wanted.ndim != 2 or is_island(f"{layer}.weight", self.config):
             raise CheckpointError(
-                f"{path} is cut short in tensor {name}, which ends at byte {tensor.end} of {size}: fetch it again"
+                f"{self.path}: {layer} is stored as {self.markers[layer].format}, expected a plain weight"
+            )
+        rows, columns = wanted.shape
+        weight, scale = f"{layer}.weight", f"{layer}.weight_scale"
+        match self.markers[layer].format:
+            case "nvfp4":
+                with torch.device("meta"):
+                    twin = NVFP4Linear(columns, rows).state_dict()
+                names = ("weight", "weight_scale", "weight_scale_2")
+                parts = [_packed_part(f"{layer}.{name}", twin[name]) for name in names]
+                return self._in_order(f"{layer}.weight", wanted, parts, lambda found: _dequantise(found, dtype))
+            case "float8_e4m3fn":
+                parts = [Part(weight, (rows, columns), (torch.float8_e4m3fn,)), Part(scale, (), (torch.float32,))]
+            case "int8_tensorwise" if not self.markers[layer].fields.get("convrot"):
+                parts = [Part(weight, (rows, columns), (torch.int8,)), Part(scale, (rows, 1), (torch.float32,))]
+            case other:
+                raise CheckpointError(
+                    f"{self.path}: {layer} is stored as {other} {self.markers[layer].fields}, which is not supported; "
+                    "take a file with nvfp4, float8_e4m3fn, int8_tensorwise (without convrot) or bf16 layers"
+                )
+        return self._in_order(weight, wanted, parts, lambda found: (found[0].float() * found[1]).to(dtype))
+
+    def _in_order(
+        self, name: str, wanted: Tensor, parts: list[Part], widen: Callable[[list[Tensor]], Tensor]
+    ) -> Recipe:
+        """Widen the parts, then bring the rows into the model's order."""
+        kept = storage(self.order, name, tuple(wanted.shape), self.config)
+        assert kept is not None
+        return Recipe(tuple(parts), lambda found: kept.load([widen(found)]))
+
+    def _settle_frequencies(self, model: Denoiser, device: torch.device) -> None:
+        expected = rotary_frequencies(self.config)
+        if model.rope.inv_freq.is_meta:
+            put(model, "rope.inv_freq", expected.to(device))
+        # Not to the bit: another processor may round the last one otherwise.
+        elif not torch.allclose(model.rope.inv_freq.cpu(), expected, rtol=1e-6, atol=0):
+            raise CheckpointError(
+                f"{self.path}: rope.inv_freq is {model.rope.inv_freq.tolist()}, expected {expected.tolist()}"
             )
 
 
-def find_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a folder: of one file, or of shards checked against their index. Reads headers only.
-
-    Raises CheckpointError naming the shard and tensor that is missing or cut short.
-    """
-    if single := next((folder / name for name in SINGLE_NAMES if (folder / name).is_file()), None):
-        return read_header(single)
-    tensors: dict[str, StoredTensor] = {}
-    shards = _read_index(folder / INDEX_NAME)
-    for name, shard in shards.items():
-        if not (folder / shard).is_file():
-            raise CheckpointError(f"{folder / shard} is missing, which holds tensor {name}: fetch it again")
-    for shard in sorted(set(shards.values())):
-        tensors |= read_header(folder / shard)
-    for name, shard in shards.items():
-        if name not in tensors:
-            raise CheckpointError(f"{folder / shard} lacks tensor {name}, which {INDEX_NAME} lists: fetch it again")
-    return tensors
+def load_denoiser(path: Path, device: torch.device, precision: Precision | None = None) -> Denoiser:
+    """Build the denoiser from a folder or file of any family. Raises CheckpointError, ConfigError."""
+    return DenoiserFiles.open(path).load(device, precision)
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Tensor name to shard file name."""
+def skeleton(config: DenoiserConfig, packed: Mapping[str, Marker], dtype: torch.dtype = MODEL_DTYPE) -> Denoiser:
+    """A denoiser on `meta`, with the named layers packed as NVFP4."""
+    with torch.device("meta"):
+        model = Denoiser(config, dtype)
+        for layer, marker in packed.items():
+            _replace_linear(model, layer, marker)
+    return model
+
+
+def _replace_linear(model: Denoiser, layer: str, marker: Marker) -> None:
+    owner, _, leaf = layer.rpartition(".")
     try:
-        return dict(json.loads(path.read_text())["weight_map"])
-    except FileNotFoundError as exc:
-        raise CheckpointError(f"{path} is missing: is {path.parent} the folder of a checkpoint?") from exc
-    except (ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(f"{path} is not an index of shards ({exc!r}): fetch it again") from exc
+        parent, linear = model.get_submodule(owner), model.get_submodule(layer)
+    except AttributeError:
+        return  # told where the markers are compared with the model
+    if isinstance(linear, nn.Linear) and linear.bias is None:
+        packed = NVFP4Linear(linear.in_features, linear.out_features, full_precision=marker.full_precision)
+        setattr(parent, leaf, packed)
 
 
-def _first_bytes(tensor: StoredTensor) -> bytes:
-    with tensor.path.open("rb") as file:
-        file.seek(tensor.begin)
-        return file.read(min(_DIGEST_SAMPLE, tensor.end - tensor.begin))
+def stored_dtypes(name: str, config: DenoiserConfig) -> tuple[torch.dtype, ...]:
+    """What a tensor that is not quantised may be stored in."""
+    if config.is_pruned and ".adaln_proj." in name:
+        return CURVE_DTYPES
+    return (torch.float32,) if is_island(name, config) or name == "rope.inv_freq" else (torch.bfloat16,)
 
 
-def _require(path: Path) -> None:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: fetch it again")
+def _packed_part(name: str, wanted: Tensor) -> Part:
+    """One of the tensors that hold a packed layer."""
+    dtypes: tuple[torch.dtype, ...] = (wanted.dtype,)
+    if name.endswith(".weight_scale"):
+        dtypes = _SCALE_DTYPES
+    elif name.endswith(".pre_quant_scale"):
+        dtypes = CURVE_DTYPES
+    return Part(name, tuple(wanted.shape), dtypes)
 
 
-def _wanted(config: DenoiserConfig) -> dict[str, Tensor]:
-    """Every tensor of a denoiser of that size, without memory."""
-    with torch.device("meta"):
-        return Denoiser(config).state_dict()
+def _swap_scales(parts: list[Tensor], config: DenoiserConfig) -> Tensor:
+    """Block scales of rows [H, 3, D] to those of [3, H, D]."""
+    tiled = only(parts).view(torch.uint8)
+    scales = unswizzle(tiled, 3 * config.attention_dim, tiled.shape[1])
+    return swizzle(swap_row_axes(scales, config.num_attention_heads, 3)).view(torch.float8_e4m3fn)
 
 
-def load_denoiser(folder: Path, device: torch.device) -> Denoiser:
-    """Build the denoiser from an official folder: config.json, index and shards.
-
-    Raises CheckpointError naming file and tensor if one is missing, unknown, or of another shape or dtype.
-    """
-    config = DenoiserConfig.from_file(folder / "config.json")
-    tensors = find_tensors(folder)
-    with torch.device("meta"):
-        model = Denoiser(config)
-    wanted = model.state_dict()
-    _refuse_other_names(folder, wanted, tensors)
-    for name, tensor in _stream(tensors, device):
-        _refuse_other_form(tensors[name].path, name, tensor, wanted[name])
-        weight = split_qkv(tensor, config) if name.endswith("qkv_proj.weight") else tensor
-        model.load_state_dict({name: weight}, strict=False, assign=True)
-    return model.eval().requires_grad_(False)
+def _view_scales(parts: list[Tensor]) -> Tensor:
+    """Block scales are e4m3, also where a file calls them bytes."""
+    return only(parts).view(torch.float8_e4m3fn)
 
 
-def _stream(tensors: dict[str, StoredTensor], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in file order, one at a time on the device."""
-    by_path: dict[Path, list[str]] = defaultdict(list)
-    for name, stored in sorted(tensors.items(), key=lambda item: (item[1].path, item[1].begin)):
-        by_path[stored.path].append(name)
-    for path, names in by_path.items():
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            for name in names:
-                yield name, file.get_tensor(name)
+def _dequantise(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    codes, scales, scale = parts
+    return dequantise(PackedWeight(codes, scales.view(torch.float8_e4m3fn), scale), dtype)
 
 
-def _refuse_other_names(folder: Path, wanted: dict[str, Tensor], found: dict[str, StoredTensor]) -> None:
-    if missing := sorted(wanted.keys() - found.keys()):
-        raise CheckpointError(f"{folder} lacks tensor {missing[0]} (and {len(missing) - 1} more)")
-    if unknown := sorted(found.keys() - wanted.keys()):
-        raise CheckpointError(
-            f"{folder} holds tensor {unknown[0]} (and {len(unknown) - 1} more) that H3 has no place for"
-        )
+def _strip(path: Path, entries: Mapping[str, T]) -> dict[str, T]:
+    """Names as the model has them. Raises CheckpointError if two become one."""
+    stripped = {name.removeprefix(PREFIX): entry for name, entry in entries.items()}
+    if len(stripped) < len(entries):
+        name = next(name for name in entries if name.startswith(PREFIX) and name.removeprefix(PREFIX) in entries)
+        raise CheckpointError(f"{path} holds {name}, and the same without {PREFIX}")
+    return stripped
 
 
-def _refuse_other_form(path: Path, name: str, found: Tensor, wanted: Tensor) -> None:
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        raise CheckpointError(
-            f"{path}: {name} is {list(found.shape)} {found.dtype}, expected {list(wanted.shape)} {wanted.dtype}"
-        )
-
-
-def split_qkv(weight: Tensor, config: DenoiserConfig) -> Tensor:
-    """Rows [H, 3, D] (per head interleaved, as the official shards have them) to [3, H, D]."""
-    return _swap_row_axes(weight, config.num_attention_heads, 3)
-
-
-def interleave_qkv(weight: Tensor, config: DenoiserConfig) -> Tensor:
-    """The inverse of `split_qkv`."""
-    return _swap_row_axes(weight, 3, config.num_attention_heads)
-
-
-def _swap_row_axes(weight: Tensor, first: int, second: int) -> Tensor:
-    return weight.unflatten(0, (first, second, -1)).transpose(0, 1).flatten(0, 2).contiguous()
-
-
-def save_denoiser(model: Denoiser, folder: Path, shards: int) -> None:
-    """Write the official layout: config.json, index and `shards` files of about equal tensor count."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(model.config.model_dump_json(indent=2))
-    weights = {
-        name: interleave_qkv(tensor, model.config) if name.endswith("qkv_proj.weight") else tensor.contiguous()
-        for name, tensor in model.state_dict().items()
-    }
-    index: dict[str, str] = {}
-    names = sorted(weights)
-    for number in range(shards):
-        shard = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
-        chosen = names[number::shards]
-        save_file({name: weights[name] for name in chosen}, folder / shard)
-        index |= dict.fromkeys(chosen, shard)
-    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": index}, indent=2, sort_keys=True))
+def _read_config(path: Path, stored: Mapping[str, StoredTensor]) -> DenoiserConfig:
+    forms: dict[str, TensorForm] = {name: tensor.form for name, tensor in stored.items()}
+    try:
+        return read_config(forms)
+    except KeyError as exc:
+        raise CheckpointError(f"{path} lacks tensor {exc.args[0]}: is this a denoiser of H3?") from exc
+    except (ValueError, IndexError, ZeroDivisionError, ValidationError, ConfigError) as exc:
+        raise CheckpointError(f"{path}: the shapes of its tensors do not fit together ({exc})") from exc

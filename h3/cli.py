@@ -2,12 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from h3.errors import H3Error
+from h3.errors import ConfigError, H3Error, RanksFailed
+
+if TYPE_CHECKING:
+    import torch
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 app = typer.Typer()
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Write and check checkpoints.")
@@ -16,12 +22,23 @@ app.add_typer(checkpoint_app, name="checkpoint")
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Tell a person what is wrong, without a traceback, and exit 2."""
+    """Tell a person what is wrong, without a traceback, and exit 2; 1 if the usage was right."""
     try:
         yield
+    except RanksFailed as exc:
+        typer.echo(str(exc), err=True)
+        raise typer.Exit(1) from exc
     except (H3Error, OSError) as exc:
         typer.echo(str(exc), err=True)
         raise typer.Exit(2) from exc
+
+
+def choose(choices: type[Choice], text: str, flag: str) -> Choice:
+    """One of an enum's values. Raises ConfigError naming them."""
+    try:
+        return choices(text)
+    except ValueError as exc:
+        raise ConfigError(f"{flag} {text!r} is not one of {', '.join(choices)}") from exc
 
 
 @checkpoint_app.command("tiny")
@@ -40,12 +57,138 @@ def write_tiny_checkpoint(
 @checkpoint_app.command("check")
 def check_checkpoint(folder: Annotated[Path, typer.Argument(help="Root of a checkpoint.")]) -> None:
     """Check from the files' headers that nothing is missing or cut short."""
-    from h3.checkpoint import ModelFolder
+    from h3.model_folder import ModelFolder
 
     with plain_errors():
         parts = ModelFolder.below(folder)
         parts.check()
         typer.echo(f"whole, digest {parts.digest()}")
+
+
+@checkpoint_app.command("inspect")
+def inspect_checkpoint(
+    path: Annotated[
+        Path, typer.Argument(help="The denoiser: its folder or .safetensors file, or a checkpoint's root.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Tell what a denoiser's files hold: format, precision by kind of layer, order of q, k and v, sizes, hashes."""
+    from h3.inspection import inspect
+    from h3.model_folder import find_denoiser
+
+    with plain_errors():
+        found = inspect(find_denoiser(path))
+    typer.echo(found.as_json() if as_json else "\n".join(found.lines()))
+
+
+@checkpoint_app.command("convert")
+def convert_checkpoint(
+    source: Annotated[Path, typer.Argument(help="The denoiser: its folder or .safetensors file, or a root.")],
+    target: Annotated[Path, typer.Argument(help="A new folder, or a new .safetensors file for the comfy formats.")],
+    to: Annotated[str, typer.Option(help="official, diffusers, comfy-pruned or comfy-nvfp4.")],
+    qkv_order: Annotated[
+        str | None, typer.Option(help="interleaved or contiguous: how q, k and v lie in the source, if not as usual.")
+    ] = None,
+) -> None:
+    """Write a denoiser in another format, tensor by tensor; run again, it goes on where it was stopped."""
+    from h3.convert import Target, convert
+    from h3.families import QkvOrder
+    from h3.model_folder import find_denoiser
+
+    with plain_errors():
+        order = None if qkv_order is None else choose(QkvOrder, qkv_order, "--qkv-order")
+        convert(find_denoiser(source), target, choose(Target, to, "--to"), order)
+    typer.echo(target)
+
+
+Model = Annotated[Path, typer.Option(help="Root of a checkpoint, or the denoiser's folder or .safetensors file.")]
+Device = Annotated[str | None, typer.Option(help="cuda or cpu (default: cuda, where there is one).")]
+
+
+@app.command("encode-text")
+def encode_text_command(
+    model: Annotated[Path, typer.Option(help="Root of a checkpoint.")],
+    prompt: Annotated[str, typer.Option(help="As the render would have it.")],
+    out: Annotated[Path, typer.Option(help="A .safetensors file to write.")],
+    first_frame: Annotated[Path | None, typer.Option(help="Picture that the video begins with.")] = None,
+    last_frame: Annotated[Path | None, typer.Option(help="Picture that the video ends with.")] = None,
+    width: Annotated[int | None, typer.Option(help="Pixels of the video; with pictures only.")] = None,
+    height: Annotated[int | None, typer.Option(help="Pixels of the video; with pictures only.")] = None,
+    device: Device = None,
+) -> None:
+    """Encode a prompt, and keyframes, to a file that `denoise` reads."""
+    from h3.on_files import encode_text
+    from h3.sequence import CLIP_FRAMES, TAIL_FRAMES, Anchor, Geometry
+
+    pictures = {Anchor.FIRST: first_frame, Anchor.LAST: last_frame}
+    with plain_errors():
+        if (width is None) != (height is None):
+            raise ConfigError("--width and --height go together")
+        # Any number of frames will do: a keyframe is one picture.
+        size = None if width is None or height is None else Geometry(width, height, CLIP_FRAMES + TAIL_FRAMES)
+        given = {anchor: path for anchor, path in pictures.items() if path}
+        tokens = encode_text(model, prompt, given, size, pick_device(device), out)
+    typer.echo(f"{out}: {tokens} tokens")
+
+
+@app.command("denoise")
+def denoise_command(
+    model: Model,
+    text_states: Annotated[Path, typer.Option(help="What `encode-text` has written.")],
+    out: Annotated[Path, typer.Option(help="Folder for latents.safetensors and report.json.")],
+    width: Annotated[int, typer.Option(help="Pixels, a multiple of 32.")] = 864,
+    height: Annotated[int, typer.Option(help="Pixels, a multiple of 32.")] = 480,
+    frames: Annotated[int, typer.Option(help="17n + 5.")] = 141,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 0,
+    noise: Annotated[Path | None, typer.Option(help="Latents to begin with, in place of the seed's.")] = None,
+    mode: Annotated[str, typer.Option(help="How ranks share the render: ulysses or tensor.")] = "ulysses",
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16, nvfp4 or fp8 (default: as stored).")] = None,
+    device: Device = None,
+) -> None:
+    """Denoise from files to files, without a queue."""
+    from h3.on_files import DenoiseRequest, Mode, denoise
+    from h3.precision import Precision
+    from h3.sequence import Geometry
+
+    with plain_errors():
+        sharing = choose(Mode, mode, "--mode")
+        report = denoise(
+            model,
+            DenoiseRequest(text_states, noise, Geometry(width, height, frames), steps, seed, sharing),
+            out,
+            precision=Precision.parse(precision) if precision else None,
+            world_size=world_size,
+            device=pick_device(device).type,
+            tell=lambda step: typer.echo(f"step {step.step}/{steps} {step.seconds:.3f} s", err=True),
+        )
+    typer.echo(report)
+
+
+@app.command("decode")
+def decode_command(
+    model: Annotated[Path, typer.Option(help="Root of a checkpoint.")],
+    latents: Annotated[Path, typer.Option(help="What `denoise` has written.")],
+    out: Annotated[Path, typer.Option(help="An .mp4 file to write.")],
+    device: Device = None,
+) -> None:
+    """Decode latents to a video with sound."""
+    from h3.on_files import decode
+
+    with plain_errors():
+        typer.echo(decode(model, latents, pick_device(device), out))
+
+
+def pick_device(name: str | None) -> "torch.device":
+    """The one that is asked for, else the first GPU, else the CPU. Raises ConfigError."""
+    import torch
+
+    if name not in (None, "cuda", "cpu"):
+        raise ConfigError(f"--device {name!r} is not one of cuda, cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU here")
+    return torch.device("cpu") if name == "cpu" or not torch.cuda.is_available() else torch.device("cuda", 0)
 
 
 @app.command()
@@ -54,18 +197,15 @@ def bench(
     width: Annotated[int, typer.Option(help="Pixels.")] = 256,
     height: Annotated[int, typer.Option(help="Pixels.")] = 160,
     frames: Annotated[int, typer.Option(help="17n + 5.")] = 39,
-    steps: Annotated[int, typer.Option(help="Steps to time.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 10,
 ) -> None:
     """Time denoise steps on one device (the first GPU, else the CPU) and print JSON."""
     import json
     from dataclasses import asdict
 
-    import torch
-
     from h3.bench import time_steps
     from h3.sequence import Geometry
 
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     with plain_errors():
-        timing = time_steps(checkpoint, Geometry(width, height, frames), steps, device)
+        timing = time_steps(checkpoint, Geometry(width, height, frames), steps, pick_device(None))
     typer.echo(json.dumps(asdict(timing), indent=2))

@@ -3,11 +3,15 @@
 Every function is a collective: all ranks of the group call it with the same partitions. Works on NCCL and Gloo.
 """
 
+from typing import TypeVar, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from h3.partition import Partition
+
+T = TypeVar("T")
 
 # One collective under two names: torch 2.13 deprecates the old one, torch 2.9 lacks the new one.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -55,6 +59,31 @@ def gather_rows(part: Tensor, rows: list[int], group: dist.ProcessGroup) -> Tens
     gathered = part.new_empty(len(rows), *padded.shape)
     _all_gather(_as_bytes(gathered.flatten(0, 1)), _as_bytes(padded), group=group)
     return torch.cat([gathered[rank, :count] for rank, count in enumerate(rows)])
+
+
+def gather_to_first(part: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """Hand every rank's part to rank 0, in rank order; the others get an empty list.
+
+    part     of the same shape and dtype on every rank
+    """
+    sent = _as_bytes(part)
+    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group) if dist.get_rank(group) == 0 else 0)]
+    dist.gather(sent, received or None, group=group, group_dst=0)
+    return [values.view(part.dtype).view(part.shape) for values in received]
+
+
+def all_agree(value: bool, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether it is true on every rank."""
+    votes = torch.tensor(int(value), device=device)
+    dist.all_reduce(votes, dist.ReduceOp.MIN, group=group)
+    return bool(votes)
+
+
+def share_from_first(value: T | None, group: dist.ProcessGroup, device: torch.device) -> T:
+    """What rank 0 gives, on every rank; pickled, so for small things. The others' value is not looked at."""
+    box = [value]
+    dist.broadcast_object_list(box, group=group, device=device, group_src=0)
+    return cast(T, box[0])
 
 
 def _exchange(sent: list[Tensor], received_sizes: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -2,8 +2,11 @@
 
 H3Error
 ├── CheckpointError  a file is missing, cut short, or not what its config says
-├── ConfigError      sizes that do not fit together
-└── PartitionError   fewer tokens or heads than ranks
+├── ConfigError      sizes that do not fit together, or a value that is none of the possible ones
+├── ResumeRefused    what an earlier attempt has left cannot be used
+├── PartitionError   fewer tokens or heads than ranks
+├── PlacementError   more weights than the machine has memory for
+└── RanksFailed      a rank broke off for another reason than those above: nothing is wrong with the usage
 """
 
 
@@ -25,3 +28,11 @@ class ConfigError(H3Error):
 
 class PartitionError(H3Error):
     """A split would leave a rank without tokens or heads."""
+
+
+class PlacementError(H3Error):
+    """No way to place the model on this machine; the text has the sizes."""
+
+
+class RanksFailed(H3Error):
+    """A rank broke off; the text has the first cause and where the ranks' logs are."""

@@ -1,16 +1,43 @@
-"""Loads every part of the model that one rank needs."""
+"""Loads what one rank needs of a model, each part where the placement has it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from h3.checkpoint import ModelFolder, load_denoiser
+from h3.checkpoint import DenoiserFiles
+from h3.collectives import share_from_first
 from h3.model import Denoiser
+from h3.model_folder import ModelFolder
+from h3.parallel.products import choose_products
 from h3.parallel.ulysses import shard_tokens
-from h3.text import TextEncoder, load_text_encoder
-from h3.vae import AudioDecoder, VideoDecoder, load_audio_decoder, load_video_decoder
+from h3.part_sizes import is_preparation, place
+from h3.placement import NEEDED, Part, Phase, Placement, Stay
+from h3.shelf import Shelf
+from h3.vae import (
+    AudioDecoder,
+    VideoDecoder,
+    VideoEncoder,
+    load_audio_decoder,
+    load_video_decoder,
+    load_video_encoder,
+)
+
+if TYPE_CHECKING:
+    from h3.text import TextEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRank:
+    """What only rank 0 holds: it encodes for all, and makes the sound."""
+
+    text: "TextEncoder"
+    video: VideoEncoder
+    audio: AudioDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,23 +45,85 @@ class LoadedModel:
     """Everything that a rank holds in memory between jobs."""
 
     digest: str  # of the whole model
-    text: TextEncoder
+    precision: str  # of the weights, and of the activations if they are rounded too
+    placement: Placement
     denoiser: Denoiser
     video: VideoDecoder
-    audio: AudioDecoder
+    first: FirstRank | None  # on rank 0
+    shelves: tuple[tuple[Part, Shelf], ...]  # of the parts that are on the device only in their phases
+
+    def enter(self, *phases: Phase) -> None:
+        """Make room, then bring what any of these phases needs."""
+        for part, shelf in self.shelves:
+            if NEEDED[part].isdisjoint(phases):
+                shelf.put_away()
+        for part, shelf in self.shelves:
+            if not NEEDED[part].isdisjoint(phases):
+                shelf.bring()
 
 
 def load_model(root: Path, device: torch.device, group: dist.ProcessGroup) -> LoadedModel:
-    """Load all parts and spread the denoiser over `group`. Raises CheckpointError, PartitionError."""
+    """Load all parts and spread the denoiser over `group`. Collective.
+
+    Raises CheckpointError, PartitionError, PlacementError.
+    """
     folder = ModelFolder.below(root)
     folder.check()
-    denoiser = load_denoiser(folder.transformer, device)
-    if dist.get_world_size(group) > 1:
+    world_size, is_first = dist.get_world_size(group), dist.get_rank(group) == 0
+    # One rank decides: free memory is another number a moment later.
+    planned = place(folder, world_size, on_gpus=device.type == "cuda") if is_first else None
+    placement: Placement = share_from_first(planned, group, device)
+    desk = Desk(placement.stays, device)
+    files = DenoiserFiles.open(folder.transformer)
+    denoiser = files.load(device, waits=desk.waits)
+    desk.shelve(Part.PREPARATION, denoiser, (n for n in tensor_names(denoiser) if is_preparation(n)))
+    desk.shelve(Part.BLOCKS, denoiser, (n for n in tensor_names(denoiser) if not is_preparation(n)))
+    video = load_video_decoder(folder.video_vae, desk.device_of(Part.VIDEO_DECODER))
+    desk.shelve(Part.VIDEO_DECODER, video.module)
+    first = _load_first(folder, desk) if is_first else None
+    is_native = choose_products(denoiser, device, group)
+    if world_size > 1:
         shard_tokens(denoiser, group)
-    return LoadedModel(
-        digest=folder.digest(),
-        text=load_text_encoder(folder.text_encoder, folder.tokenizer, device),
-        denoiser=denoiser,
-        video=load_video_decoder(folder.video_vae, device),
-        audio=load_audio_decoder(folder.audio_vae, device),
-    )
+    precision = f"{files.precision}-w4a4" if is_native else str(files.precision)
+    return LoadedModel(folder.digest(), precision, placement, denoiser, video, first, tuple(desk.shelves))
+
+
+def _load_first(folder: ModelFolder, desk: "Desk") -> FirstRank:
+    # Here, for only this rank needs it: transformers takes a second to import.
+    from h3.text import load_text_encoder
+
+    text = load_text_encoder(folder.text_encoder, folder.tokenizer, desk.device_of(Part.TEXT_ENCODER))
+    desk.shelve(Part.TEXT_ENCODER, text.module)
+    video = load_video_encoder(folder.video_vae, desk.device_of(Part.VIDEO_ENCODER))
+    desk.shelve(Part.VIDEO_ENCODER, video.module)
+    audio = load_audio_decoder(folder.audio_vae, desk.device_of(Part.AUDIO_DECODER))
+    desk.shelve(Part.AUDIO_DECODER, audio.module)
+    return FirstRank(text, video, audio)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where parts go while they are loaded: those that will wait in host memory never touch the device."""
+
+    stays: Mapping[Part, Stay]
+    device: torch.device
+    shelves: list[tuple[Part, Shelf]] = field(default_factory=list)
+
+    def device_of(self, part: Part) -> torch.device:
+        """To load it to."""
+        return self.device if self.stays[part] is Stay.RESIDENT else torch.device("cpu")
+
+    def waits(self, name: str) -> bool:
+        """Whether a tensor of the denoiser is of a part that waits in host memory."""
+        return self.stays[Part.PREPARATION if is_preparation(name) else Part.BLOCKS] is not Stay.RESIDENT
+
+    def shelve(self, part: Part, module: nn.Module, names: Iterable[str] | None = None) -> None:
+        """Take charge of a part's tensors (None: all), if it comes and goes."""
+        if self.stays[part] is Stay.PHASE:
+            chosen = tensor_names(module) if names is None else names
+            self.shelves.append((part, Shelf(module, chosen, self.device)))
+
+
+def tensor_names(module: nn.Module) -> list[str]:
+    """Of its parameters and buffers."""
+    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]

@@ -1,9 +1,12 @@
 """The H3 denoiser as on one device: refiner, blocks with three-modality AdaLN, rotary positions, two heads.
 
 Module and parameter names are the official checkpoint's, with q, k and v rows contiguous (`checkpoint.py` brings
-other orders into this one). The block stack is bf16; patch projections, time MLP, heads and rotary angles are fp32
-("islands"). AdaLN depends only on (timestep, modality), and both are constant on a `Span` of rows, so modulation is
-applied span by span, never per row. Knows no ranks: `parallel/` replaces `Attention.attend` and `Denoiser.velocity`.
+other orders into this one). The block stack has the model's dtype, bf16 unless asked otherwise; patch projections,
+time path, heads and rotary angles are fp32 ("islands"). AdaLN depends only on (timestep, modality), and both are
+constant on a `Span` of rows, so modulation is applied span by span, never per row. It reads the activated embedding of
+the timestep or, in a pruned checkpoint, a short curve over time that stands for it.
+Knows no ranks and no quantisation: `parallel/` replaces `Attention.attend` and `Denoiser.velocity`, and `checkpoint.py`
+may put another linear layer in the place of one of the blocks'.
 
 Letters: T tokens, L text tokens, H heads, D head dim, C model dim, K distinct timesteps.
 """
@@ -27,13 +30,14 @@ ISLANDS = (
     "time_embedder.",
     "final_layer.video_out.",
     "final_layer.audio_out.",
+    "adaln_t_table",
 )
 _LONGEST_PERIOD = 10_000.0  # of the timestep's sinusoids
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary angles of a row range: cos and sin [T, rope_dim / 2], computed in fp32, kept in bf16."""
+    """Rotary angles of a row range: cos and sin [T, rope_dim / 2], computed in fp32, kept in the model's dtype."""
 
     cos: Tensor
     sin: Tensor
@@ -80,12 +84,16 @@ class Attention(nn.Module):
         self.attend: Attend = attend_all_heads
 
     def forward(self, x: Tensor, rope: Rope | None = None) -> Tensor:
-        qkv = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim))  # [T, 3, H, D]
-        q, k, v = qkv.unbind(1)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
-        return self.out_proj(self.attend(torch.stack([q, k, v], dim=1)).flatten(1))
+        return self.out_proj(self.attend(self._project(x, rope)).flatten(1))
+
+    def _project(self, x: Tensor, rope: Rope | None) -> Tensor:
+        """[T, 3, H, D]."""
+        qkv = self.qkv_proj(x).unflatten(-1, (3, self.heads, self.head_dim))
+        # Into the same memory, one after the other: here a block is at its widest.
+        for part, norm in zip(qkv.unbind(1), (self.q_norm, self.k_norm), strict=False):
+            normed = norm(part)
+            part.copy_(normed if rope is None else rotate(normed, rope))
+        return qkv
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:
@@ -106,11 +114,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.fc2(F.silu(gate) * value)
+        return self.fc2(F.silu(gate, inplace=True).mul_(value))  # in the memory of the gate, for both are wide
 
 
 class AdaLNProjection(nn.Module):
-    """From the activated timestep embedding to modulation; the official name of its weight is `linear`."""
+    """From the time features to modulation; the official name of its weight is `linear`."""
 
     def __init__(self, config: DenoiserConfig, outputs: int) -> None:
         super().__init__()
@@ -163,10 +171,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: Rope, spans: list[Span], modulation: Tensor) -> Tensor:
         """One block over the rows that `spans` cover. x [T, C], modulation [K, 3, 6, C]"""
         rows = [(span.rows, modulation[span.clock, span.modality]) for span in spans]
-        attended = self.attn(modulate(self.norm1(x), [(r, m[0], m[1]) for r, m in rows]), rope)
-        x = x + gate(attended, [(r, m[2]) for r, m in rows])
+        x = x + self._attend(x, rope, rows)
         hidden = self.mlp(modulate(self.norm2(x), [(r, m[3], m[4]) for r, m in rows]))
         return x + gate(hidden, [(r, m[5]) for r, m in rows])
+
+    def _attend(self, x: Tensor, rope: Rope, rows: list[tuple[slice, Tensor]]) -> Tensor:
+        """What attention adds. rows: with the modulation [6, C] of each span"""
+        attended = self.attn(modulate(self.norm1(x), [(r, m[0], m[1]) for r, m in rows]), rope)
+        return gate(attended, [(r, m[2]) for r, m in rows])
 
 
 def modulate(x: Tensor, spans: list[tuple[slice, Tensor, Tensor]]) -> Tensor:
@@ -207,15 +219,15 @@ class FinalLayer(nn.Module):
         self.audio_out = nn.Linear(config.hidden_size, config.audio_in_channels)
 
     def forward(self, x: Tensor, spans: list[Span], modulation: Tensor) -> Velocity:
-        """x [T, C], modulation [K, 2, C]. The heads see only the rows of their modality."""
+        """x [T, C], modulation [K, 2, C]. The heads see only the target rows of their modality."""
         x = self.norm(x)
         video = self._rows(x, spans, Modality.VIDEO, modulation)
         audio = self._rows(x, spans, Modality.AUDIO, modulation)
         return Velocity(self.video_out(video), self.audio_out(audio))
 
     def _rows(self, x: Tensor, spans: list[Span], modality: Modality, modulation: Tensor) -> Tensor:
-        """Modulated rows of one modality, fp32; a shard may have none."""
-        chosen = [(s.rows, *modulation[s.clock]) for s in spans if s.modality is modality]
+        """Modulated target rows of one modality, fp32; a shard may have none."""
+        chosen = [(s.rows, *modulation[s.clock]) for s in spans if s.is_target and s.modality is modality]
         return modulate(x, chosen).to(ISLAND_DTYPE) if chosen else x.new_empty(0, x.shape[1], dtype=ISLAND_DTYPE)
 
 
@@ -226,53 +238,86 @@ class RopeFrequencies(nn.Module):
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
-        exponents = torch.arange(0, 2 * config.rope_freq_dim, 2, dtype=ISLAND_DTYPE) / (2 * config.rope_freq_dim)
-        self.register_buffer("inv_freq", torch.as_tensor(config.rope_theta) ** -exponents)
+        self.register_buffer("inv_freq", rotary_frequencies(config))
 
-    def forward(self, positions: Tensor) -> Rope:
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rope:
         """positions [T, 3] fp32."""
         angles = (positions[:, :, None] * self.inv_freq).flatten(1)  # [T, 3 * rope_freq_dim]: t, h, w
-        return Rope(angles.cos().to(MODEL_DTYPE), angles.sin().to(MODEL_DTYPE))
+        return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def rotary_frequencies(config: DenoiserConfig) -> Tensor:
+    """theta ^ (-j / n) for the n frequencies of an axis: [n] fp32, the bits that the official checkpoint holds."""
+    exponents = torch.arange(0, 2 * config.rope_freq_dim, 2, dtype=ISLAND_DTYPE) / (2 * config.rope_freq_dim)
+    return 1.0 / torch.as_tensor(config.rope_theta) ** exponents
 
 
 class Denoiser(nn.Module):
     """The whole transformer. Inference only; call `eval()` and run it without gradients."""
 
-    def __init__(self, config: DenoiserConfig) -> None:
+    adaln_t_table: Tensor  # [points, time_embed_dim] fp32, in a pruned model only: from pure noise to clean
+
+    def __init__(self, config: DenoiserConfig, dtype: torch.dtype = MODEL_DTYPE) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.dtype = config, dtype
         self.video_patch_proj = nn.Linear(config.patch_dim, config.hidden_size)
         self.audio_patch_proj = nn.Linear(config.audio_in_channels, config.hidden_size)
         self.condition_proj = nn.Linear(config.text_dim, config.hidden_size)
-        self.time_embedder = TimeEmbedder(config)
+        if config.is_pruned:
+            self.register_buffer("adaln_t_table", torch.randn(config.curve_points, config.time_embed_dim))
+        else:
+            self.time_embedder = TimeEmbedder(config)
         self.rope = RopeFrequencies(config)
         self.token_refiner = TokenRefiner(config)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_layer = FinalLayer(config)
         for name, parameter in self.named_parameters():
-            parameter.data = parameter.data.to(ISLAND_DTYPE if name.startswith(ISLANDS) else MODEL_DTYPE)
+            parameter.data = parameter.data.to(ISLAND_DTYPE if is_island(name, config) else dtype)
 
     def refine(self, states: Tensor) -> Tensor:
         """Text encoder states [L, text_dim] to text rows [L, C]. Once per request."""
-        return self.token_refiner(self.condition_proj(states.to(MODEL_DTYPE)))
+        return self.token_refiner(self.condition_proj(states.to(self.dtype)))
+
+    def rotary(self, positions: Tensor) -> Rope:
+        """positions [T, 3] fp32, of all rows."""
+        return self.rope(positions, self.dtype)
 
     def modulation(self, timesteps: Tensor) -> Modulation:
-        """AdaLN for the distinct timesteps [K] fp32 of one step (indexed by `Clock`)."""
-        # Activated in fp32, then rounded once: every block reads the same rounding.
-        time = F.silu(self.time_embedder(timesteps)).to(MODEL_DTYPE)
+        """AdaLN at the timesteps [K] fp32."""
+        time = self._time_features(timesteps)
         shape = (MODALITIES, BLOCK_MODULATIONS, self.config.hidden_size)
+        projections = [block.get_submodule("adaln_proj") for block in self.blocks]
         return Modulation(
-            blocks=[block.get_submodule("adaln_proj")(time).unflatten(-1, shape) for block in self.blocks],
-            final=self.final_layer.adaln_proj(time).unflatten(-1, (2, self.config.hidden_size)),
+            blocks=[project(time).to(self.dtype).unflatten(-1, shape) for project in projections],
+            final=self.final_layer.adaln_proj(time).to(self.dtype).unflatten(-1, (2, self.config.hidden_size)),
         )
 
-    def embed(self, text: Tensor, audio: Tensor, video: Tensor) -> Tensor:
-        """Pack refined text [L, C], audio rows and video rows (fp32) into one sequence [T, C]."""
-        audio, video = self.audio_patch_proj(audio), self.video_patch_proj(video)
-        return torch.cat([text, audio.to(MODEL_DTYPE), video.to(MODEL_DTYPE)])
+    def _time_features(self, timesteps: Tensor) -> Tensor:
+        """What every AdaLN projection reads: [K, time_embed_dim], in the projections' dtype."""
+        if self.config.is_pruned:
+            return interpolate(self.adaln_t_table, timesteps)  # activated already, and evaluated in fp32
+        # Activated in fp32, then rounded once: every block reads the same rounding.
+        return F.silu(self.time_embedder(timesteps)).to(self.dtype)
+
+    def embed(self, text: Tensor, keyframes: Tensor, audio: Tensor, video: Tensor) -> Tensor:
+        """Pack refined text [L, C], keyframe rows, audio rows and video rows (fp32) into one sequence [T, C]."""
+        rows = [self.video_patch_proj(keyframes), self.audio_patch_proj(audio), self.video_patch_proj(video)]
+        return torch.cat([text, *(part.to(self.dtype) for part in rows)])
 
     def velocity(self, x: Tensor, rope: Rope, spans: list[Span], modulation: Modulation) -> Velocity:
         """The block stack and the heads over the packed sequence x [T, C]."""
         for block, block_modulation in zip(self.blocks, modulation.blocks, strict=True):
             x = block(x, rope, spans, block_modulation)
         return self.final_layer(x, spans, modulation.final)
+
+
+def is_island(name: str, config: DenoiserConfig) -> bool:
+    """Whether a parameter is fp32 whatever the model's dtype; a pruned model's AdaLN is so too, being small."""
+    return name.startswith(ISLANDS) or (config.is_pruned and ".adaln_proj." in name)
+
+
+def interpolate(table: Tensor, timesteps: Tensor) -> Tensor:
+    """Rows of a curve [P, D] that stands at P even points of [0, 1], between them linear: [K, D]."""
+    place = timesteps.clamp(0, 1) * (len(table) - 1)
+    below = place.floor().clamp(max=len(table) - 2).long()
+    return torch.lerp(table[below], table[below + 1], (place - below)[:, None])

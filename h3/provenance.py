@@ -19,6 +19,7 @@ class Provenance:
     attention_backend: str
     torch: str
     device: str
+    text_device: str = "file"  # type of the device that the text was encoded on
 
 
 def describe_device(device: torch.device) -> str:

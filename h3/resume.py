@@ -1,23 +1,25 @@
-"""The file that lets a render be taken up again after a step: latents and where they stand.
+"""Taking a render up again after a step: the file of latents and where they stand, and when one is due.
 
 safetensors, with two fp32 tensors (`video` [V, patch_dim], `audio` [2A, channels]) and, as metadata, the step and
 everything that the bits depend on, so that a reader can refuse what it must not continue.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from h3.errors import ResumeRefused
+from h3.mp4 import SegmentWriter
 from h3.provenance import Provenance
 from h3.sampler import Latents
 
 VERSION = "2"
+CHECKPOINT_AFTER_S = 60.0  # at least so often, whatever number of steps that is
 # With another one of these a render goes on within its tolerance; with another of the rest it would be another render.
-MAY_DIFFER = ("mode", "world_size", "attention_backend", "torch", "device")
+MAY_DIFFER = ("mode", "world_size", "attention_backend", "torch", "device", "text_device")
 
 
 def save_progress(path: Path, latents: Latents, step: int, steps: int, request_sha256: str, origin: Provenance) -> None:
@@ -70,3 +72,53 @@ def load_progress(path: Path) -> Progress:
             )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as exc:
         raise ResumeRefused(f"{path} is no checkpoint that can be read: {exc}") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """What a render goes on from."""
+
+    step: int = 0  # the last one that is done
+    latents: Latents | None = None  # after it
+    across: tuple[str, ...] = ()  # what was different there
+    stream: tuple[Path, ...] = ()  # header and segments that are published
+
+    def continued_by(self, writer: SegmentWriter) -> "TakenUp":
+        """With the stream only if this writer can go on with it: another encoder version has another header."""
+        if not self.stream or self.stream[0].read_bytes() != writer.header.read_bytes():
+            return replace(self, stream=())
+        writer.skip(self.segments)
+        return self
+
+    @property
+    def segments(self) -> int:
+        return max(0, len(self.stream) - 1)
+
+    def report(self) -> dict[str, object] | None:
+        """As the render's report has it; None for one that began at its beginning."""
+        if self.latents is None:
+            return None
+        return {"step": self.step, "segments": self.segments, "across": list(self.across)}
+
+
+@dataclass(slots=True)
+class Cadence:
+    """When checkpoints are due: every so many steps (0 = only after the last), and after a time."""
+
+    every: int
+    steps: int
+    step: int  # of the last one
+    saved_at: float
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether one is, after this step; then it counts as saved."""
+        is_late = self.every > 0 and now - self.saved_at >= CHECKPOINT_AFTER_S
+        if not (is_late or is_due(step, self.every) or step == self.steps):
+            return False
+        self.step, self.saved_at = step, now
+        return True
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done `every` so many steps (0 = never) is due after this one."""
+    return every > 0 and step % every == 0

@@ -1,6 +1,7 @@
-"""H3Runner: a render request in, worker items out. The only file of `h3` that knows worker and jobs.
+"""H3Runner: a render request in, worker items out. Beside `on_files`, the only file of `h3` that knows the worker.
 
-Every rank encodes the text and denoises in lockstep; rank 0 alone decodes, writes files and speaks.
+Rank 0 encodes text and keyframes for all; every rank denoises in lockstep, and they share the clips to decode; rank 0
+alone makes the sound, writes files and speaks.
 """
 
 import hashlib
@@ -8,27 +9,32 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from PIL import Image
 
-from h3.checkpoint import ModelFolder
-from h3.config import DenoiserConfig
+from h3.checkpoint import DenoiserFiles
+from h3.collectives import share_from_first
+from h3.conditioning import Conditioning, encode
 from h3.denoise import Denoising
 from h3.errors import H3Error, ResumeRefused
-from h3.memory import find_gpu_bytes, predict_most_pixels
+from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
+from h3.part_sizes import place
 from h3.partition import split_evenly
+from h3.placement import Part, Phase, Stay
 from h3.provenance import Provenance, describe_device, sha256
-from h3.resume import load_progress, save_progress
-from h3.sampler import Latents, initial_noise, make_schedule
-from h3.sequence import AUDIO_RATE_HZ, FPS, Geometry, Layout, unpatchify
+from h3.resume import Cadence, TakenUp, is_due, load_progress, save_progress
+from h3.sampler import Latents, Noise, draw_noise, make_schedule
+from h3.sequence import AUDIO_RATE_HZ, FPS, Anchor, Geometry, unpatchify
 from jobs.request import ResolvedRequest
 from worker.items import (
+    FIRST_FRAME,
+    LAST_FRAME,
     Abilities,
     Checkpoint,
     Finished,
@@ -46,9 +52,7 @@ if TYPE_CHECKING:
     from h3.load import LoadedModel
 
 MODE = "ulysses"
-PRECISION = "bf16"
 ATTENTION_BACKEND = "sdpa"
-CHECKPOINT_AFTER_S = 60.0  # at least so often, whatever number of steps that is
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -56,19 +60,20 @@ log = logging.getLogger(__name__)
 
 
 class H3Runner(MGPURunner):
-    """Renders text to video and sound."""
+    """Renders text, and keyframes, to video and sound."""
 
     _model: "LoadedModel"
 
     @classmethod
     def preflight(cls, world_size: int, *, checkpoint: str) -> None:
-        """Check the checkpoint's files, and that every rank gets a head, before any rank is started.
+        """Check, before a rank is started, the checkpoint's files, and that every rank gets a head and has the memory.
 
         Raises RunnerError naming file and tensor, or the numbers.
         """
         try:
-            config = ModelFolder.below(Path(checkpoint)).check()
-            split_evenly(config.num_attention_heads, world_size, what="attention heads")
+            folder = ModelFolder.below(Path(checkpoint))
+            split_evenly(folder.check().num_attention_heads, world_size, what="attention heads")
+            place(folder, world_size)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
@@ -76,13 +81,18 @@ class H3Runner(MGPURunner):
     def abilities(cls, world_size: int, *, checkpoint: str) -> Abilities:
         """What can be rendered with this checkpoint on this machine."""
         folder = ModelFolder.below(Path(checkpoint))
-        config = DenoiserConfig.from_file(folder.transformer / "config.json")
         return Abilities(
             model_digest=folder.digest(),
             modes=(MODE,),
-            precisions=(PRECISION,),
-            most_pixels=predict_most_pixels(config, folder.size_bytes(), find_gpu_bytes(), world_size),
+            precisions=(DenoiserFiles.open(folder.transformer).precision,),
+            most_pixels=place(folder, world_size).most_pixels,
         )
+
+    @classmethod
+    def describe_placement(cls, world_size: int, *, checkpoint: str) -> list[str]:
+        """Where each part of the model would stay, for people."""
+        folder = ModelFolder.below(Path(checkpoint))
+        return list(place(folder, world_size).lines())
 
     @torch.inference_mode()
     def setup(self, *, checkpoint: str) -> None:
@@ -102,21 +112,21 @@ class H3Runner(MGPURunner):
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)
-        taken = self._take_up(request, resume)
+        taken = self._take_up(request, resume, folder)
 
         latents = taken.latents
         if latents is None or taken.step < request.steps:
             latents = yield from self._denoise(request, geometry, taken, folder, timings)
-        if latents is not None and self.rank == 0:
+        if latents is not None:
             yield from self._decode(request, latents, geometry, taken, folder, timings)
 
-    def _take_up(self, request: ResolvedRequest, resume: Resume | None) -> "TakenUp":
+    def _take_up(self, request: ResolvedRequest, resume: Resume | None, folder: Path) -> TakenUp:
         """What can be used of what earlier attempts have done. Every rank reads the same file, so all decide alike."""
         if resume is None or resume.checkpoint is None:
             return TakenUp()
         try:
             progress = load_progress(resume.checkpoint)
-            across = progress.crossed(identify(request), self._provenance())
+            across = progress.crossed(self._identify(request, folder), self._provenance())
         except ResumeRefused as exc:
             log.warning("beginning anew: %s", exc)
             return TakenUp()
@@ -124,21 +134,30 @@ class H3Runner(MGPURunner):
         return TakenUp(progress.step, progress.latents.to(self.device), across, stream)
 
     def _denoise(
-        self, request: ResolvedRequest, geometry: Geometry, taken: "TakenUp", folder: Path, timings: "Timings"
+        self, request: ResolvedRequest, geometry: Geometry, taken: TakenUp, folder: Path, timings: "Timings"
     ) -> Generator[Item, None, Latents | None]:
         """All steps that are left, on every rank.
 
         Returns the final latents, or None when asked to stop; then a checkpoint holds all steps that are done.
         """
-        ids = self._model.text.tokenize(request.prompt)
-        states = self._model.text.encode(ids)
+        conditioning = self._condition(request, geometry, folder)
         timings.text_s = self._lap(timings)
         if self.rank == 0:
-            yield TextEncoded(tokens=len(ids), seconds=timings.text_s)
+            yield TextEncoded(tokens=len(conditioning.states), seconds=timings.text_s)
 
+        noise = self._draw_noise(request, geometry, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
-        denoising = Denoising.begin(self._model.denoiser, states, Layout(geometry, len(ids)), schedule)
-        latents = self._draw_noise(request, geometry) if taken.latents is None else taken.latents
+        self._model.enter(Phase.PREPARE)
+        denoising = Denoising.begin(
+            self._model.denoiser,
+            conditioning.states.to(self.device),
+            conditioning.layout(geometry),
+            schedule,
+            conditioning.keyframe_rows(noise),
+        )
+        # A schedule too long to be kept is modulated step by step.
+        self._model.enter(Phase.DENOISE, *([] if denoising.modulation.kept else [Phase.PREPARE]))
+        latents = noise.latents.to(self.device) if taken.latents is None else taken.latents
         cadence = Cadence(request.checkpoint_every, schedule.steps, taken.step, time.monotonic())
         for step in range(taken.step + 1, schedule.steps + 1):
             if self.stop_requested():
@@ -159,10 +178,30 @@ class H3Runner(MGPURunner):
                 self._lap(timings)  # previews and checkpoints are no part of a step
         return latents
 
-    def _draw_noise(self, request: ResolvedRequest, geometry: Geometry) -> Latents:
+    def _condition(self, request: ResolvedRequest, geometry: Geometry, folder: Path) -> Conditioning:
+        """Encoded on rank 0, for all. Every rank refuses what rank 0 refuses."""
+        self._model.enter(Phase.ENCODE)
+        encoded = None if self._model.first is None else self._encode(request, geometry, folder)
+        outcome = cast("Conditioning | str", share_from_first(encoded, self.groups.text_group, self.device))
+        if isinstance(outcome, str):
+            raise RunnerError(outcome)
+        tokens, most = outcome.layout(geometry).tokens, self._model.placement.most_tokens
+        if most is not None and tokens > most:
+            raise RunnerError(f"the render has {tokens} tokens, and this worker has memory for {most}: make it smaller")
+        return outcome
+
+    def _encode(self, request: ResolvedRequest, geometry: Geometry, folder: Path) -> Conditioning | str:
+        """On rank 0. A text is why the request is refused."""
+        assert self._model.first is not None
+        pictures = find_pictures(request, folder)
+        try:
+            return encode(request.prompt, pictures, geometry, self._model.first.text, self._model.first.video)
+        except H3Error as exc:
+            return str(exc)
+
+    def _draw_noise(self, request: ResolvedRequest, geometry: Geometry, keyframes: int) -> Noise:
         config = self._model.denoiser.config
-        noise = initial_noise(geometry, config.in_channels, config.audio_in_channels, request.seed)
-        return noise.to(self.device)
+        return draw_noise(geometry, config.in_channels, config.audio_in_channels, request.seed, keyframes)
 
     def _preview(self, step: int, clean: Latents, geometry: Geometry, folder: Path) -> Preview:
         picture = self._model.video.picture(unpatchify(clean.video, geometry), PREVIEW_SIDE)
@@ -172,7 +211,7 @@ class H3Runner(MGPURunner):
 
     def _checkpoint(self, request: ResolvedRequest, step: int, latents: Latents, folder: Path) -> Checkpoint:
         path = folder / f"checkpoint-{step:04d}.safetensors"
-        save_progress(path, latents, step, request.steps, identify(request), self._provenance())
+        save_progress(path, latents, step, request.steps, self._identify(request, folder), self._provenance())
         return Checkpoint(step, path)
 
     def _decode(
@@ -180,40 +219,56 @@ class H3Runner(MGPURunner):
         request: ResolvedRequest,
         latents: Latents,
         geometry: Geometry,
-        taken: "TakenUp",
+        taken: TakenUp,
         folder: Path,
         timings: "Timings",
     ) -> Iterator[Item]:
-        """Sound at once, pictures clip by clip, each clip handed out before the next is decoded."""
+        """Sound at once, pictures in rounds of a clip a rank, each round handed out before the next is decoded.
+
+        On every rank; rank 0 writes and speaks.
+        """
+        from h3.parallel.decode import decode_rounds  # as in `setup`
+
+        self._model.enter(Phase.DECODE)
+        writer = self._begin_stream(latents, geometry, folder)
+        if writer is not None:
+            taken = taken.continued_by(writer)
+        stream = list(taken.stream)
+        first = share_from_first(taken.segments, self.groups.vae_group, self.device)
+        if writer is not None and not stream:
+            stream.append(writer.header)
+            yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
+        video = unpatchify(latents.video, geometry)
+        for clips in decode_rounds(self._model.video, video, first, self.groups.vae_group, self.stop_requested):
+            for clip in clips:
+                assert writer is not None  # only rank 0 gets any
+                segment = writer.write(clip.numpy())
+                stream.append(segment.path)
+                yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
+        if writer is not None and len(stream) > geometry.clips:  # else it was asked to stop
+            path = folder / "video.mp4"
+            remux(stream[0], stream[1:], path)
+            timings.decode_s = self._lap(timings)
+            report = folder / "report.json"
+            report.write_text(json.dumps(self._report(request, latents, taken, timings), indent=2))
+            yield Finished(path, report)
+
+    def _begin_stream(self, latents: Latents, geometry: Geometry, folder: Path) -> SegmentWriter | None:
+        """On rank 0, with the sound in it already."""
+        if self._model.first is None:
+            return None
         pieces = folder / "pieces"
         pieces.mkdir()
-        writer = SegmentWriter(
+        return SegmentWriter(
             pieces,
             width=geometry.width,
             height=geometry.height,
             clip_lengths=geometry.clip_frames,
-            audio=self._model.audio.decode(latents.audio).numpy(),
+            audio=self._model.first.audio.decode(latents.audio).numpy(),
         )
-        taken = taken.continued_by(writer)
-        stream = list(taken.stream) or [writer.header]
-        if not taken.stream:
-            yield StreamHeader(hand_over(writer.header, folder), geometry.clips)
-        for clip in self._model.video.clips(unpatchify(latents.video, geometry), taken.segments):
-            segment = writer.write(clip.numpy())
-            stream.append(segment.path)
-            yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
-            is_last = segment.index + 1 == geometry.clips
-            if not is_last and self.stop_pending():  # the other ranks have ended their part
-                return
-        video = folder / "video.mp4"
-        remux(stream[0], stream[1:], video)
-        timings.decode_s = self._lap(timings)
-        report = folder / "report.json"
-        report.write_text(json.dumps(self._report(request, latents, taken, timings), indent=2))
-        yield Finished(video, report)
 
     def _report(
-        self, request: ResolvedRequest, latents: Latents, taken: "TakenUp", timings: "Timings"
+        self, request: ResolvedRequest, latents: Latents, taken: TakenUp, timings: "Timings"
     ) -> dict[str, object]:
         return {
             "version": REPORT_VERSION,
@@ -229,46 +284,23 @@ class H3Runner(MGPURunner):
     def _provenance(self) -> Provenance:
         return Provenance(
             model_digest=self._model.digest,
-            precision=PRECISION,
+            precision=self._model.precision,
             mode=MODE,
             world_size=self.world_size,
             attention_backend=ATTENTION_BACKEND,
             torch=torch.__version__,
             device=describe_device(self.device),
+            text_device="cpu" if self._model.placement.stays[Part.TEXT_ENCODER] is Stay.HOST else self.device.type,
         )
+
+    def _identify(self, request: ResolvedRequest, folder: Path) -> str:
+        return identify(request, find_pictures(request, folder))
 
     def _lap(self, timings: "Timings") -> float:
         """Seconds of finished work since the last lap."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return timings.lap()
-
-
-@dataclass(frozen=True, slots=True)
-class TakenUp:
-    """What a render goes on from."""
-
-    step: int = 0  # the last one that is done
-    latents: Latents | None = None  # after it
-    across: tuple[str, ...] = ()  # what was different there
-    stream: tuple[Path, ...] = ()  # header and segments that are published
-
-    def continued_by(self, writer: SegmentWriter) -> "TakenUp":
-        """With the stream only if this writer can go on with it: another encoder version has another header."""
-        if not self.stream or self.stream[0].read_bytes() != writer.header.read_bytes():
-            return replace(self, stream=())
-        writer.skip(self.segments)
-        return self
-
-    @property
-    def segments(self) -> int:
-        return max(0, len(self.stream) - 1)
-
-    def report(self) -> dict[str, object] | None:
-        """As the render's report has it; None for one that began at its beginning."""
-        if self.latents is None:
-            return None
-        return {"step": self.step, "segments": self.segments, "across": list(self.across)}
 
 
 @dataclass(slots=True)
@@ -289,33 +321,18 @@ class Timings:
         return {"text_s": self.text_s, "step_s": self.step_s, "decode_s": self.decode_s}
 
 
-@dataclass(slots=True)
-class Cadence:
-    """When checkpoints are due: every so many steps (0 = only after the last), and after a time."""
-
-    every: int
-    steps: int
-    step: int  # of the last one
-    saved_at: float
-
-    def is_due(self, step: int, now: float) -> bool:
-        """Whether one is, after this step; then it counts as saved."""
-        is_late = self.every > 0 and now - self.saved_at >= CHECKPOINT_AFTER_S
-        if not (is_late or is_due(step, self.every) or step == self.steps):
-            return False
-        self.step, self.saved_at = step, now
-        return True
-
-
-def identify(request: ResolvedRequest) -> str:
+def identify(request: ResolvedRequest, pictures: Mapping[Anchor, Path]) -> str:
     """What the latents depend on, as a sha256: a checkpoint of one request is good for any other with the same."""
     fields = ("prompt", "width", "height", "frames", "steps", "seed")
-    return hashlib.sha256(json.dumps([getattr(request, name) for name in fields]).encode()).hexdigest()
+    told: list[object] = [getattr(request, name) for name in fields]
+    told += [[anchor, hashlib.sha256(path.read_bytes()).hexdigest()] for anchor, path in sorted(pictures.items())]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
-def is_due(step: int, every: int) -> bool:
-    """Whether something done `every` so many steps (0 = never) is due after this one."""
-    return every > 0 and step % every == 0
+def find_pictures(request: ResolvedRequest, folder: Path) -> dict[Anchor, Path]:
+    """The keyframes' files, which the worker has put into the work folder."""
+    named = {Anchor.FIRST: (request.first_frame, FIRST_FRAME), Anchor.LAST: (request.last_frame, LAST_FRAME)}
+    return {anchor: folder / name for anchor, (key, name) in named.items() if key is not None}
 
 
 def hand_over(path: Path, folder: Path) -> Path:

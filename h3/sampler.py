@@ -4,6 +4,7 @@ Video and audio share one grid of N + 1 points and differ in their shift; N step
 All arithmetic is fp32. Timestep t = 1 - sigma: 0 is pure noise, 1 is clean.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from h3.sequence import Geometry, patchify
 
 VIDEO_SHIFT = 12.0
 AUDIO_SHIFT = 3.0
+KEYFRAME_TIME = 0.999  # keyframes are held just short of clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,10 @@ class Latents:
         return Latents(self.video.to(device), self.audio.to(device))
 
     def checksum(self) -> int:
-        """Of the bits, cheap on any device: other latents have another one, but for a chance of 2 ** -64."""
-        video, audio = (part.contiguous().view(torch.int32).sum(dtype=torch.int64) for part in (self.video, self.audio))
-        return int(31 * video + audio)
+        """Of the bits and their places, cheap on any device: other latents will have another one."""
+        words = torch.cat([part.contiguous().view(torch.int32).flatten() for part in (self.video, self.audio)]).long()
+        places = torch.arange(1, 2 * len(words), 2, device=words.device)  # odd, so that each is a step to another sum
+        return int((words * places).sum())  # modulo 2 ** 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,11 @@ class Schedule:
     def steps(self) -> int:
         return len(self.video) - 1
 
-    def timesteps(self, step: int) -> Tensor:
-        """Distinct timesteps of a 0-based step, indexed by `Clock`: [2]."""
-        return 1 - torch.stack([self.video[step], self.audio[step]])
+    def timesteps(self, *, keyframes: bool = False) -> Tensor:
+        """Of every step, indexed by `Clock`: [N, 2], or [N, 3] for a request with keyframes."""
+        video, audio = 1 - self.video[:-1], 1 - self.audio[:-1]
+        clocks = [video, audio, *([video.clamp(min=KEYFRAME_TIME)] if keyframes else [])]
+        return torch.stack(clocks, dim=1)
 
 
 def make_schedule(steps: int) -> Schedule:
@@ -58,16 +63,32 @@ def _shift(grid: Tensor, shift: float) -> Tensor:
     return shift * grid / (1 + (shift - 1) * grid)
 
 
-def initial_noise(geometry: Geometry, video_channels: int, audio_channels: int, seed: int) -> Latents:
-    """Pure noise for a request, drawn on the CPU from one generator: video latents first, then audio rows.
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Every random number of a render."""
+
+    keyframes: tuple[Tensor, ...]  # each [C, 1, Hl, Wl]
+    latents: Latents
+
+
+def draw_noise(geometry: Geometry, video_channels: int, audio_channels: int, seed: int, keyframes: int = 0) -> Noise:
+    """Pure noise for a request, drawn on the CPU from one generator: keyframes, then video latents, then audio rows.
 
     The draw does not depend on device or world size. The order is the diffusers pipeline's.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
-    shape = (video_channels, geometry.latent_frames, geometry.latent_height, geometry.latent_width)
-    video = torch.randn(shape, generator=generator)
+    picture = (geometry.latent_height, geometry.latent_width)
+    frames = [torch.randn((video_channels, 1, *picture), generator=generator) for _ in range(keyframes)]
+    video = torch.randn((video_channels, geometry.latent_frames, *picture), generator=generator)
     audio = torch.randn((2 * geometry.audio_latents, audio_channels), generator=generator)
-    return Latents(video=patchify(video), audio=audio)
+    return Noise(tuple(frames), Latents(video=patchify(video), audio=audio))
+
+
+def noise_keyframes(clean: Sequence[Tensor], noise: Sequence[Tensor]) -> Tensor:
+    """Rows of all keyframes as the model sees them at every step. [C, 1, Hl, Wl] each; returns [rows, patch_dim]."""
+    time = torch.tensor(KEYFRAME_TIME)  # fp32 from here, so that 1 - t has the rounding that the model was given
+    mixed = [time * x + (1 - time) * eps for x, eps in zip(clean, noise, strict=True)]
+    return torch.cat([patchify(frame) for frame in mixed])
 
 
 def advance(schedule: Schedule, step: int, x: Latents, velocity: Velocity) -> tuple[Latents, Latents]:

@@ -1,6 +1,7 @@
 """The packed sequence: which rows a request has, their order, positions and modulation.
 
-One request is one sequence `[text L | audio 2A | video V]`, attended over in full, without padding or masks.
+One request is one sequence `[text L | keyframes | audio 2A | video V]`, attended over in full, without padding or
+masks. A keyframe appears twice: as a vision block among the text rows, and as latent rows that stay as they are.
 Geometry: 24 fps, 17n + 5 frames make 5n + 2 latent frames; a latent covers 16 x 16 pixels, a video token 2 x 2
 latents; audio has 40 latents a second for each of two channels.
 Source: MiniMax-H3's published configuration and the diffusers pipeline's layout, restated.
@@ -8,9 +9,11 @@ Source: MiniMax-H3's published configuration and the diffusers pipeline's layout
 
 import math
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import accumulate
+from enum import IntEnum, StrEnum
+from itertools import accumulate, cycle, pairwise
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +47,14 @@ class Clock(IntEnum):
 
     VIDEO = 0
     AUDIO = 1
+    KEYFRAME = 2
+
+
+class Anchor(StrEnum):
+    """Which end of the video a keyframe fixes."""
+
+    FIRST = "first"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class Span:
     stop: int
     modality: Modality
     clock: Clock
+    is_target: bool = False  # rows that the render is made of; the heads see no others
 
     @property
     def rows(self) -> slice:
@@ -68,6 +80,7 @@ def clip_spans(spans: list[Span], owned: slice) -> list[Span]:
             min(s.stop, owned.stop) - owned.start,
             s.modality,
             s.clock,
+            s.is_target,
         )
         for s in spans
         if s.start < owned.stop and s.stop > owned.start
@@ -88,6 +101,14 @@ class Geometry:
             raise ConfigError(f"{self.width}x{self.height} pixels: both sides must be multiples of {side}")
         if self.clips < 1 or self.frames % CLIP_FRAMES != TAIL_FRAMES:
             raise ConfigError(f"{self.frames} frames: must be {CLIP_FRAMES}n + {TAIL_FRAMES}, n >= 1")
+
+    @classmethod
+    def of_latents(cls, frames: int, height: int, width: int) -> Self:
+        """The video of so many latent frames of that size. Raises ConfigError if there is none."""
+        clips, rest = divmod(frames - 2, CLIP_LATENTS)
+        if rest:
+            raise ConfigError(f"{frames} latent frames: must be {CLIP_LATENTS}n + 2, n >= 1")
+        return cls(width * PIXELS_PER_LATENT, height * PIXELS_PER_LATENT, clips * CLIP_FRAMES + TAIL_FRAMES)
 
     @property
     def clips(self) -> int:
@@ -126,28 +147,49 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of one text-to-video request."""
+    """The rows of one request. Raises ConfigError if the text rows do not hold what is said of them."""
 
     geometry: Geometry
     text_tokens: int
+    vision: tuple[range, ...] = ()  # text rows that are a keyframe's vision block; they count as video
+    anchors: tuple[Anchor, ...] = ()  # of the keyframes, in the order of their rows
+
+    def __post_init__(self) -> None:
+        edges = [edge for block in self.vision for edge in (block.start, block.stop)]
+        if edges != sorted(edges) or any(not 0 <= edge <= self.text_tokens for edge in edges):
+            raise ConfigError(f"vision blocks {list(self.vision)} do not lie in order in {self.text_tokens} text rows")
+
+    @property
+    def keyframe_tokens(self) -> int:
+        return len(self.anchors) * self.geometry.tokens_per_frame
 
     @property
     def tokens(self) -> int:
-        return self.text_tokens + 2 * self.geometry.audio_latents + self.geometry.video_tokens
+        return self.text_tokens + self.keyframe_tokens + 2 * self.geometry.audio_latents + self.geometry.video_tokens
 
     @property
     def spans(self) -> list[Span]:
-        audio = self.text_tokens
+        """In row order, none of them empty."""
+        keyframes = self.text_tokens
+        audio = keyframes + self.keyframe_tokens
         video = audio + 2 * self.geometry.audio_latents
-        return [
-            Span(0, audio, Modality.TEXT, Clock.VIDEO),
-            Span(audio, video, Modality.AUDIO, Clock.AUDIO),
-            Span(video, self.tokens, Modality.VIDEO, Clock.VIDEO),
+        spans = [
+            *self._text_spans(),
+            Span(keyframes, audio, Modality.VIDEO, Clock.KEYFRAME),
+            Span(audio, video, Modality.AUDIO, Clock.AUDIO, is_target=True),
+            Span(video, self.tokens, Modality.VIDEO, Clock.VIDEO, is_target=True),
         ]
+        return [span for span in spans if span.start < span.stop]
+
+    def _text_spans(self) -> list[Span]:
+        edges = [0, *(edge for block in self.vision for edge in (block.start, block.stop)), self.text_tokens]
+        modalities = cycle((Modality.TEXT, Modality.VIDEO))
+        return [Span(*ends, modality, Clock.VIDEO) for ends, modality in zip(pairwise(edges), modalities, strict=False)]
 
     def positions(self) -> Tensor:
         """Rotary coordinates (t, h, w) of every row: [T, 3] fp32, built in fp64."""
-        return torch.cat([self._text_positions(), self._audio_positions(), self._video_positions()]).float()
+        parts = [self._text_positions(), *self._keyframe_positions(), self._audio_positions(), self._video_positions()]
+        return torch.cat(parts).float()
 
     def _text_positions(self) -> Tensor:
         rows = torch.zeros(self.text_tokens, 3, dtype=torch.float64)
@@ -163,17 +205,37 @@ class Layout:
         rows[0, :, 2], rows[1, :, 2] = columns[0], columns[-1]
         return rows.flatten(0, 1)
 
+    def _keyframe_positions(self) -> list[Tensor]:
+        last = _last_frame_time(self.geometry.latent_frames)
+        return [self._frame_positions([0.0 if anchor is Anchor.FIRST else last]) for anchor in self.anchors]
+
     def _video_positions(self) -> Tensor:
-        times = torch.tensor(_latent_times(self.geometry.latent_frames), dtype=torch.float64) + self.text_tokens
-        rows = _axis(self.geometry.latent_height, self.geometry)
-        columns = _axis(self.geometry.latent_width, self.geometry)
-        return torch.stack(torch.meshgrid(times, rows, columns, indexing="ij"), dim=-1).flatten(0, 2)
+        return self._frame_positions(_latent_times(self.geometry.latent_frames))
+
+    def _frame_positions(self, times: list[float]) -> Tensor:
+        """Whole latent frames at these times after the text: [times x tokens_per_frame, 3]."""
+        axes = (
+            torch.tensor(times, dtype=torch.float64) + self.text_tokens,
+            _axis(self.geometry.latent_height, self.geometry),
+            _axis(self.geometry.latent_width, self.geometry),
+        )
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 2)
+
+
+def _latent_spans(latent_frames: int) -> list[float]:
+    """How long each latent frame lasts, in rotary units."""
+    return [_UNITS_PER_FRAME * _FRAMES_PER_LATENT[i % CLIP_LATENTS] for i in range(latent_frames)]
 
 
 def _latent_times(latent_frames: int) -> list[float]:
-    """Start of each latent frame in rotary units, summed in order as the reference does."""
-    spans = [_UNITS_PER_FRAME * _FRAMES_PER_LATENT[i % CLIP_LATENTS] for i in range(latent_frames - 1)]
-    return list(accumulate(spans, initial=0.0))
+    """Start of each latent frame, summed in order as the reference does."""
+    return list(accumulate(_latent_spans(latent_frames - 1), initial=0.0))
+
+
+def _last_frame_time(latent_frames: int) -> float:
+    """Where the last pixel frame begins."""
+    # numpy's pairwise sum, as the reference has it here and nowhere else; it differs in the last bit.
+    return float(np.sum(_latent_spans(latent_frames))) - _UNITS_PER_FRAME
 
 
 def _axis(latents: int, geometry: Geometry) -> Tensor:

@@ -98,13 +98,20 @@ def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and hea
 
 
 @app.command()
-def doctor(url: Url = None, store: StoreUrl = None) -> None:
-    """Check what a worker needs on this machine, and say how to mend what fails."""
+def doctor(
+    checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
+    url: Url = None,
+    store: StoreUrl = None,
+) -> None:
+    """Check what a worker needs on this machine, say how to mend what fails, and plan where a model's parts stay."""
     from worker.doctor import examine
 
     failed = 0
     with plain_errors():
-        settings = read_settings(WorkerSettings, redis_url=url, store_url=store)
+        settings = read_settings(
+            WorkerSettings, model_path=checkpoint, world_size=ranks, redis_url=url, store_url=store
+        )
     for finding in examine(settings):
         failed += bool(finding.remedy)
         typer.echo(f"{'FAIL' if finding.remedy else 'ok':<5} {finding.subject:<17} {finding.found}")

@@ -5,7 +5,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from redis import Redis
 from jobs.connection import check_eviction, check_rights, check_version, connect, read_version, redis_errors
 from jobs.errors import JobsError
 from jobs.store import open_store
+from worker.errors import StartRefused
 from worker.settings import WorkerSettings
 
 OLDEST_PYTHON = (3, 11)
@@ -41,6 +42,8 @@ def examine(settings: WorkerSettings) -> Iterator[Finding]:
     yield _store(settings)
     yield _disk("disk for outputs", settings.spool_dir or Path(tempfile.gettempdir()), LEAST_DISK_BYTES)
     yield _disk("shared memory", SHM, LEAST_SHM_BYTES)
+    if settings.model_path is not None:
+        yield from _model(settings)
 
 
 def _python() -> Finding:
@@ -88,6 +91,23 @@ def _store(settings: WorkerSettings) -> Finding:
     except JobsError as exc:
         return Finding("store", settings.store_url, str(exc))
     return Finding("store", f"{settings.store_url} can be written and read")
+
+
+def _model(settings: WorkerSettings) -> Iterator[Finding]:
+    """Whether its files are whole, and where a worker would keep its parts."""
+    from worker.serve import choose_backend, choose_runner, choose_world_size
+
+    subject = "model"
+    try:
+        world_size = choose_world_size(settings.world_size, choose_backend(settings.backend))
+        runner, setup = choose_runner(settings, world_size)
+    except (ImportError, StartRefused) as exc:
+        yield Finding(subject, f"{settings.model_path} cannot be served", str(exc))
+        return
+    yield Finding(subject, f"{settings.model_path} can be served by {world_size} ranks")
+    describe: Callable[..., list[str]] = getattr(runner, "describe_placement", lambda *_, **__: [])
+    for line in describe(world_size, **setup):
+        yield Finding("placement", line)
 
 
 def _disk(subject: str, folder: Path, least_bytes: int) -> Finding:

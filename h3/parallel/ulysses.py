@@ -49,6 +49,6 @@ def _attend(qkv: Tensor, tokens: Partition, heads: Partition, group: dist.Proces
 
 
 def _rows_per_rank(spans: list[Span], tokens: Partition, modality: Modality) -> list[int]:
-    """How many rows of a modality each rank's head puts out."""
+    """How many target rows of a modality each rank's head puts out."""
     shares = [clip_spans(spans, tokens.owned(rank)) for rank in range(len(tokens.sizes))]
-    return [sum(s.stop - s.start for s in share if s.modality is modality) for share in shares]
+    return [sum(s.stop - s.start for s in share if s.is_target and s.modality is modality) for share in shares]

@@ -43,7 +43,8 @@ def test_a_job_whose_deadline_passes_while_it_runs_fails_between_two_steps(lasti
     assert (failed.cause, failed.attempt, job.status()) == ("deadline", 1, "failed")
     assert len(lasting_farm.events_of(job.id, events.Started)) == 1
     checkpoint = job.kept().checkpoint
-    assert checkpoint.step == len(lasting_farm.rendered("overrun step"))
+    rendered = len(lasting_farm.rendered("overrun step"))
+    assert checkpoint.step in (rendered - 1, rendered)  # the last may have been on its way: nobody goes on from there
     store = open_store(lasting_farm.store_url)
     assert store.stat(checkpoint.piece.key).sha256 == checkpoint.piece.sha256
     assert store.stat(result_key(job.id)) is None

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from h3.errors import ResumeRefused
 from h3.provenance import Provenance
-from h3.resume import load_progress, save_progress
-from h3.runner import Cadence, H3Runner, identify
+from h3.resume import Cadence, load_progress, save_progress
+from h3.runner import H3Runner, identify
 from h3.sampler import Latents
+from h3.sequence import Anchor
 from jobs.request import GenerateRequest
 from worker.items import Checkpoint, Finished, Resume, Segment, StepDone, StreamHeader
 from worker.mgpu import MGPUController
@@ -158,9 +159,9 @@ def test_a_render_goes_on_with_another_number_of_ranks_and_says_so(tiny, whole, 
     assert (ours - theirs).norm() / theirs.norm() < 1e-2  # bf16 sums in another order
 
 
-def saved(path, **changes):
+def saved(path, pictures=None, **changes):
     latents = Latents(torch.randn(4, 8), torch.randn(2, 3))
-    save_progress(path, latents, 2, STEPS, identify(REQUEST), replace(HERE, **changes))
+    save_progress(path, latents, 2, STEPS, identify(REQUEST, pictures or {}), replace(HERE, **changes))
     return load_progress(path)
 
 
@@ -168,12 +169,28 @@ def saved(path, **changes):
 def test_another_model_or_precision_is_refused_by_name(tmp_path, name):
     progress = saved(tmp_path / "c.safetensors", **{name: "other"})
     with pytest.raises(ResumeRefused, match=f"{name} 'other'"):
-        progress.crossed(identify(REQUEST), HERE)
+        progress.crossed(identify(REQUEST, {}), HERE)
+
+
+def test_a_checkpoint_of_a_render_with_other_pictures_is_not_used(tmp_path):
+    kite, copy, boat = (tmp_path / name for name in ("kite", "copy", "boat"))
+    for path, content in ((kite, b"a kite"), (copy, b"a kite"), (boat, b"a boat")):
+        path.write_bytes(content)
+    progress = saved(tmp_path / "c.safetensors", pictures={Anchor.FIRST: kite, Anchor.LAST: boat})
+    for other in (
+        {},
+        {Anchor.FIRST: kite},
+        {Anchor.FIRST: boat, Anchor.LAST: kite},
+        {Anchor.FIRST: kite, Anchor.LAST: kite},
+    ):
+        with pytest.raises(ResumeRefused, match="another request"):
+            progress.crossed(identify(REQUEST, other), HERE)
+    assert progress.crossed(identify(REQUEST, {Anchor.FIRST: copy, Anchor.LAST: boat}), HERE) == ()
 
 
 def test_what_may_differ_is_told(tmp_path):
     progress = saved(tmp_path / "c.safetensors", torch="2.9", device="NVIDIA H100")
-    assert progress.crossed(identify(REQUEST), HERE) == ("torch", "device")
+    assert progress.crossed(identify(REQUEST, {}), HERE) == ("torch", "device")
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):

@@ -3,7 +3,7 @@ import torch
 from diffusers import MiniMaxH3Scheduler
 
 from h3.model import Velocity
-from h3.sampler import Latents, advance, initial_noise, make_schedule
+from h3.sampler import Latents, advance, draw_noise, make_schedule
 from h3.sequence import Geometry
 
 GEOMETRY = Geometry(96, 64, 22)
@@ -25,7 +25,7 @@ def test_levels_fall_strictly_from_one_to_zero(steps):
 
 
 def test_noise_depends_on_the_seed_alone():
-    first, again, other = (initial_noise(GEOMETRY, 24, 32, seed) for seed in (5, 5, 6))
+    first, again, other = (draw_noise(GEOMETRY, 24, 32, seed).latents for seed in (5, 5, 6))
     assert torch.equal(first.video, again.video)
     assert torch.equal(first.audio, again.audio)
     assert not torch.equal(first.video, other.video)
@@ -35,8 +35,8 @@ def test_noise_depends_on_the_seed_alone():
 
 def test_the_true_velocity_leads_to_the_clean_latents():
     """With v = x0 - noise at every step, Euler must land on x0."""
-    noise = initial_noise(GEOMETRY, 24, 32, seed=1)
-    target = initial_noise(GEOMETRY, 24, 32, seed=2)
+    noise = draw_noise(GEOMETRY, 24, 32, seed=1).latents
+    target = draw_noise(GEOMETRY, 24, 32, seed=2).latents
     velocity = Velocity(target.video - noise.video, target.audio - noise.audio)
     schedule, x = make_schedule(12), noise
     for step in range(schedule.steps):

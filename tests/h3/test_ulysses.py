@@ -4,13 +4,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from h3.checkpoint import ModelFolder, load_denoiser
+from h3.checkpoint import load_denoiser
 from h3.collectives import gather_heads, gather_rows, scatter_heads
 from h3.denoise import Denoising
 from h3.model import Velocity
+from h3.model_folder import ModelFolder
 from h3.parallel.ulysses import shard_tokens
 from h3.partition import split_evenly
-from h3.sampler import initial_noise, make_schedule
+from h3.sampler import draw_noise, make_schedule
 from h3.sequence import Geometry, Layout
 from tests.h3.ranks import on_ranks
 
@@ -50,7 +51,7 @@ def denoise(folder: ModelFolder, group: dist.ProcessGroup | None) -> Velocity:
         shard_tokens(denoiser, group)
     layout = Layout(Geometry(96, 64, 22), text_tokens=11)
     states = torch.randn(11, denoiser.config.text_dim, generator=torch.Generator().manual_seed(1)).bfloat16()
-    latents = initial_noise(layout.geometry, denoiser.config.in_channels, denoiser.config.audio_in_channels, seed=7)
+    latents = draw_noise(layout.geometry, denoiser.config.in_channels, denoiser.config.audio_in_channels, 7).latents
     with torch.inference_mode():
         denoising = Denoising.begin(denoiser, states, layout, make_schedule(3))
         for step in range(3):

@@ -1,0 +1,99 @@
+"""FP8 products (W8A8) in the blocks' linear layers: opt-in, for it rounds weights and activations to three bits.
+
+Weights are rounded once, at load, each row by a scale of its own; activations at each call, each row likewise. With
+the scales outside, what is multiplied are e4m3 values, whose products the tensor cores sum in fp32. A GPU multiplies
+them natively where a probe at start finds it right; elsewhere the rounded values are widened and multiplied in the
+activation's dtype: the same result up to its roundings, and no faster than bf16.
+Source: row-wise scaled matrix products, as in torch's scaled_mm.
+"""
+
+import logging
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+_TOLERANCE = 1e-2  # of the probe, relative L2; a wrong layout is off by about 1
+_MULTIPLE = 16  # both sides of a weight, for a native product
+
+log = logging.getLogger(__name__)
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [M, K] as e4m3 [M, K] times scales [M, 1] fp32. A row of zeros has scale 1."""
+    scale = x.abs().amax(dim=1, keepdim=True).float() / LARGEST
+    scale = torch.where(scale > 0, scale, 1.0)
+    return (x.float() / scale).to(FP8), scale
+
+
+class FP8Linear(nn.Module):
+    """x W^T with both rounded to e4m3, row by row; no bias, inference only."""
+
+    weight: Tensor  # [N, K] e4m3
+    weight_scale: Tensor  # [N, 1] fp32
+
+    def __init__(self, weight: Tensor) -> None:
+        """weight [N, K] bf16"""
+        super().__init__()
+        values, scale = round_rows(weight)
+        self.register_buffer("weight", values)
+        self.register_buffer("weight_scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] bf16. Returns [..., N]."""
+        values, scale = round_rows(x.flatten(0, -2))
+        if self._is_native(x):
+            out = _multiply(values, scale, self.weight, self.weight_scale)
+        else:
+            out = (F.linear(values.to(x.dtype), self.weight.to(x.dtype)).float() * scale * self.weight_scale.T).to(
+                x.dtype
+            )
+        return out.view(*x.shape[:-1], -1)
+
+    def _is_native(self, x: Tensor) -> bool:
+        fits = all(size % _MULTIPLE == 0 for size in self.weight.shape)
+        return fits and x.dtype == torch.bfloat16 and probe_fp8(x.device)
+
+
+def _multiply(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """e4m3 [M, K] and [N, K] to bf16 [M, N], natively."""
+    # Fast accumulation: to sum exactly costs more than FP8 wins, and the rounding of the inputs is larger.
+    return torch._scaled_mm(
+        x, weight.t(), scale_a=x_scale, scale_b=weight_scale.T, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+@cache
+def probe_fp8(device: torch.device) -> bool:
+    """Whether the native product runs on this device and is right: tried once a process."""
+    if device.type != "cuda":
+        return False
+    try:
+        error = _error(device)
+    except Exception as exc:  # torch, cuBLAS and drivers say "not here" by many types
+        log.info("FP8 products are emulated on %s: %s", device, str(exc).partition("\n")[0])
+        return False
+    if error > _TOLERANCE:
+        log.info("FP8 products are emulated on %s: its own are off by %.3g", device, error)
+    return error <= _TOLERANCE
+
+
+def _error(device: torch.device) -> float:
+    """Relative L2 distance of the native product from the same values in fp32; rows of unlike sizes."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(-3, 4, (208 + 384, 1), generator=generator).exp2()
+    x, weight = (torch.randn(208 + 384, 512, generator=generator) * sizes).to(device).split([208, 384])
+    left, right = round_rows(x), round_rows(weight)
+    expected = (left[0].float() * left[1]) @ (right[0].float() * right[1]).T
+    return float((_multiply(*left, *right) - expected).norm() / expected.norm())
+
+
+def use_fp8(blocks: nn.Module) -> None:
+    """Round every linear layer without bias below `blocks`."""
+    for module in list(blocks.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and child.bias is None:
+                setattr(module, name, FP8Linear(child.weight))

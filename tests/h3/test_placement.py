@@ -1,0 +1,177 @@
+"""Where the parts of a model stay, and what is predicted, by count."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from h3.checkpoint import load_denoiser
+from h3.errors import PlacementError
+from h3.part_sizes import is_preparation, measure_needs
+from h3.placement import (
+    CONTEXT_BYTES,
+    FRAGMENTED,
+    GIB,
+    LARGEST_TOKENS,
+    OTHER_TOKENS,
+    PIXELS_PER_TOKEN,
+    Machine,
+    Needs,
+    Part,
+    Stay,
+    find_gpu_bytes,
+    plan,
+    predict_token_bytes,
+)
+from h3.shelf import Shelf
+from h3.text import load_text_encoder
+from h3.tiny import DENOISER
+from h3.vae import VIDEO_DECODER, VIDEO_ENCODER, load_video_vae
+
+CPU = torch.device("cpu")
+
+REPORT = Path(__file__).parents[2] / "benchmarks" / "reports" / "model-1xH200.json"
+PUBLISHED = {  # bytes of the parts on a rank, as loaded
+    "nvfp4": {Part.TEXT_ENCODER: 15.7e9, Part.PREPARATION: 1.8e9, Part.BLOCKS: 10.8e9},
+    "pruned": {Part.TEXT_ENCODER: 50.5e9, Part.PREPARATION: 1.8e9, Part.BLOCKS: 38.5e9},
+    "official": {Part.TEXT_ENCODER: 50.5e9, Part.PREPARATION: 27.8e9, Part.BLOCKS: 38.5e9},
+}
+AUTOENCODERS = {Part.VIDEO_ENCODER: 0.7e9, Part.VIDEO_DECODER: 4.9e9, Part.AUDIO_DECODER: 0.4e9}
+
+
+def needs_of(name):
+    sizes = {part: int(size) for part, size in (PUBLISHED[name] | AUTOENCODERS).items()}
+    scratch = 308_281_344 if name == "nvfp4" else 0
+    return Needs({part: sizes[part] for part in Part}, 132_608, 2_482_765_824, scratch)
+
+
+def machine(gpu_gib, host_gib=256, world_size=1):
+    return Machine(gpu_gib * GIB if gpu_gib else None, host_gib * GIB, world_size)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_gib", "moved"),
+    [
+        ("nvfp4", 140, set()),
+        ("nvfp4", 80, set()),
+        ("pruned", 140, set()),
+        ("official", 128, {Part.PREPARATION}),
+        ("nvfp4", 48, {Part.PREPARATION, Part.TEXT_ENCODER, Part.VIDEO_ENCODER}),
+        ("pruned", 80, {Part.PREPARATION, Part.TEXT_ENCODER, Part.VIDEO_ENCODER} | set(Part)),
+    ],
+)
+def test_the_fastest_placement_with_room_for_the_largest_shape_is_taken(model, gpu_gib, moved):
+    placement = plan(needs_of(model), machine(gpu_gib), LARGEST_TOKENS)
+    assert {part for part, stay in placement.stays.items() if stay is not Stay.RESIDENT} == moved
+    assert placement.most_tokens >= LARGEST_TOKENS
+    assert max(placement.peak_bytes.values()) <= gpu_gib * GIB * (1 - FRAGMENTED) - CONTEXT_BYTES
+
+
+def test_without_room_for_the_largest_shape_the_placement_with_the_most_room_is_taken():
+    placement = plan(needs_of("nvfp4"), machine(24), LARGEST_TOKENS)
+    assert set(placement.stays.values()) == {Stay.PHASE}
+    assert 17_780 < placement.most_tokens < LARGEST_TOKENS
+    assert placement.most_pixels == int((placement.most_tokens - OTHER_TOKENS) * PIXELS_PER_TOKEN)
+
+
+def test_an_encoder_too_large_for_the_gpu_computes_on_the_cpu():
+    placement = plan(needs_of("pruned"), machine(48), LARGEST_TOKENS)
+    assert placement.stays[Part.TEXT_ENCODER] is Stay.HOST
+    assert placement.stays[Part.BLOCKS] is Stay.PHASE
+
+
+def test_what_waits_on_the_host_must_fit_there_once_a_rank():
+    with pytest.raises(
+        PlacementError, match=r"no placement fits a GPU of 24.0 GiB and 16.0 GiB .*text encoder 14.6 GiB"
+    ):
+        plan(needs_of("nvfp4"), machine(24, host_gib=16), LARGEST_TOKENS)
+    eight = machine(24, host_gib=100, world_size=8)
+    with pytest.raises(PlacementError, match="no placement fits"):
+        plan(needs_of("pruned"), eight, LARGEST_TOKENS)
+
+
+def test_more_ranks_have_room_for_more_tokens():
+    one, two = (plan(needs_of("nvfp4"), machine(80, world_size=ranks), LARGEST_TOKENS) for ranks in (1, 2))
+    assert two.most_tokens == 2 * one.most_tokens
+
+
+def test_weights_that_fit_nowhere_are_refused_with_the_sizes():
+    with pytest.raises(PlacementError, match=r"blocks 35.9 GiB.*comfy-nvfp4"):
+        plan(needs_of("pruned"), machine(24), LARGEST_TOKENS)
+
+
+def test_on_the_cpu_only_host_memory_counts():
+    assert plan(needs_of("nvfp4"), machine(None), LARGEST_TOKENS).most_pixels is None
+    with pytest.raises(PlacementError, match=r"2 ranks on the CPU have 48.2 GiB of weights, and this machine 40.0 GiB"):
+        plan(needs_of("nvfp4"), machine(None, host_gib=40, world_size=2), LARGEST_TOKENS)
+
+
+def test_sizes_are_those_that_loading_takes(tiny):
+    """Of every part, from headers alone."""
+    told = measure_needs(tiny, world_size=1).part_bytes
+    denoiser = load_denoiser(tiny.transformer, CPU).state_dict()
+    video = load_video_vae(tiny.video_vae, CPU)
+    text = load_text_encoder(tiny.text_encoder, tiny.tokenizer, CPU).module
+    sizes = {
+        Part.TEXT_ENCODER: bytes_of(text.state_dict()),
+        Part.VIDEO_ENCODER: bytes_of({n: t for n, t in video.state_dict().items() if n.startswith(VIDEO_ENCODER)}),
+        Part.VIDEO_DECODER: bytes_of({n: t for n, t in video.state_dict().items() if n.startswith(VIDEO_DECODER)}),
+        Part.PREPARATION: bytes_of({n: t for n, t in denoiser.items() if is_preparation(n)}),
+        Part.BLOCKS: bytes_of({n: t for n, t in denoiser.items() if not is_preparation(n)}),
+    }
+    for part, size in sizes.items():
+        assert told[part] == pytest.approx(size, rel=0.05), part  # norms of the decoder are fp32
+
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def test_a_shelved_module_is_the_same_after_every_way_there_and_back():
+    linear = torch.nn.Linear(3, 3)
+    before = {name: tensor.clone() for name, tensor in linear.state_dict().items()}
+    shelf = Shelf(linear, ["weight"], torch.device("meta"))  # a device where values cannot be
+    assert torch.equal(linear.weight, before["weight"])
+    shelf.bring()
+    assert linear.weight.is_meta
+    assert torch.equal(linear.bias, before["bias"])
+    shelf.put_away()
+    shelf.put_away()
+    assert torch.equal(linear.weight, before["weight"])
+
+
+def test_the_plan_is_told_to_people():
+    lines = list(plan(needs_of("official"), machine(128), LARGEST_TOKENS).lines())
+    assert "text encoder: 47.0 GiB, resident" in lines
+    assert "refiner and AdaLN: 25.9 GiB, only in its phase" in lines
+    assert any(line.startswith("denoise: at most ") for line in lines)
+
+
+def test_the_prediction_agrees_with_what_was_measured_at_the_true_size():
+    """The report is of tools/model_gates.py; the model has been widened or narrowed if this fails."""
+    report = json.loads(REPORT.read_text())
+    measured = report["figures"]["nvfp4_activation_bytes"]
+    assert report["missed"] == []
+    assert measured["measured"] <= measured["predicted"] <= 1.35 * measured["measured"]
+    width = DENOISER.model_copy(update={"hidden_size": 5376, "num_attention_heads": 56, "ffn_dim": 14336})
+    assert measured["predicted"] == predict_token_bytes(width, 1) * 17_780
+
+
+def test_the_smallest_visible_gpu_counts(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *--id=1*) echo 143771 ;; *) echo 8188; echo 143771 ;; esac\n')
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert find_gpu_bytes() == 8188 << 20
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert find_gpu_bytes() == 143771 << 20
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # none is to be seen
+    assert find_gpu_bytes() is None
+
+
+def test_a_machine_without_the_drivers_tool_has_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_gpu_bytes() is None
