@@ -19,7 +19,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
-from h3.checkpoint import save_denoiser
+from h3.convert import Target, save_denoiser
 from h3.model import Denoiser
 from h3.tiny import DENOISER, write_tiny
 from tests.worker.restart_runners import Fault
@@ -76,7 +76,8 @@ def write_checkpoint(root: Path, layers: int) -> None:
     folder = write_tiny(root, seed=0)
     shutil.rmtree(folder.transformer)
     torch.manual_seed(0)
-    save_denoiser(Denoiser(DENOISER.model_copy(update={"num_layers": layers})), folder.transformer, shards=3)
+    config = DENOISER.model_copy(update={"num_layers": layers})
+    save_denoiser(Denoiser(config), folder.transformer, Target.OFFICIAL)
 
 
 def measure(setting: Setting, folder: Path) -> Iterator[dict[str, object]]:
