@@ -13,7 +13,7 @@ from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.model import Denoiser
 from h3.model_folder import ModelFolder
-from h3.parallel.products import choose_products
+from h3.parallel.products import settle_precision
 from h3.parallel.ulysses import shard_tokens
 from h3.part_sizes import is_preparation, place
 from h3.placement import NEEDED, Part, Phase, Placement, Stay
@@ -81,10 +81,9 @@ def load_model(root: Path, device: torch.device, group: dist.ProcessGroup) -> Lo
     video = load_video_decoder(folder.video_vae, desk.device_of(Part.VIDEO_DECODER))
     desk.shelve(Part.VIDEO_DECODER, video.module)
     first = _load_first(folder, desk) if is_first else None
-    is_native = choose_products(denoiser, device, group)
+    precision = settle_precision(files.precision, denoiser, device, group)
     if world_size > 1:
         shard_tokens(denoiser, group)
-    precision = f"{files.precision}-w4a4" if is_native else str(files.precision)
     return LoadedModel(folder.digest(), precision, placement, denoiser, video, first, tuple(desk.shelves))
 
 

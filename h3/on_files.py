@@ -17,9 +17,10 @@ from h3.conditioning import Conditioning, encode, load_conditioning
 from h3.config import DenoiserConfig
 from h3.denoise import Denoising
 from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksFailed
-from h3.model import Denoiser
+from h3.model import ATTENTION_BACKEND, Denoiser
 from h3.model_folder import ModelFolder, digest, find_denoiser
 from h3.mp4 import SegmentWriter, remux
+from h3.parallel.products import settle_precision
 from h3.parallel.ulysses import shard_tokens
 from h3.partition import split_evenly
 from h3.precision import Precision
@@ -40,7 +41,6 @@ from worker.mgpu import (
 )
 
 REPORT_VERSION = 1
-ATTENTION_BACKEND = "sdpa"
 # What a rank raises that whoever gave the files and flags can mend, by the names that arrive here.
 _USAGE_ERRORS = {error.__name__: error for error in (CheckpointError, ConfigError, PartitionError, PlacementError)}
 
@@ -85,17 +85,18 @@ class DenoiseRunner(MGPURunner):
     """Denoises from files on every rank."""
 
     _denoiser: Denoiser
-    _precision: Precision
+    _precision: str
     _digest: str
 
     @torch.inference_mode()
     def setup(self, *, model: Path, precision: Precision | None) -> None:
         """Load the denoiser, spread over the ranks."""
         files = DenoiserFiles.open(find_denoiser(model))
-        self._precision, self._digest = precision or files.precision, digest([files.path])
+        self._digest, group = digest([files.path]), self.groups.transformer_group
         self._denoiser = files.load(self.device, precision)
+        self._precision = settle_precision(precision or files.precision, self._denoiser, self.device, group)
         if self.world_size > 1:
-            shard_tokens(self._denoiser, self.groups.transformer_group)
+            shard_tokens(self._denoiser, group)
 
     @torch.inference_mode()
     def __call__(self, *, request: DenoiseRequest) -> Iterator[StepTaken | Denoised]:

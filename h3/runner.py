@@ -22,6 +22,7 @@ from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
 from h3.denoise import Denoising
 from h3.errors import H3Error, ResumeRefused
+from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
 from h3.part_sizes import place
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from h3.load import LoadedModel
 
 MODE = "ulysses"
-ATTENTION_BACKEND = "sdpa"
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -63,6 +63,7 @@ class H3Runner(MGPURunner):
     """Renders text, and keyframes, to video and sound."""
 
     _model: "LoadedModel"
+    _identity: str  # of the job that runs
 
     @classmethod
     def preflight(cls, world_size: int, *, checkpoint: str) -> None:
@@ -112,7 +113,8 @@ class H3Runner(MGPURunner):
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)
-        taken = self._take_up(request, resume, folder)
+        self._identity = identify(request, find_pictures(request, folder))
+        taken = self._take_up(request, resume)
 
         latents = taken.latents
         if latents is None or taken.step < request.steps:
@@ -120,13 +122,13 @@ class H3Runner(MGPURunner):
         if latents is not None:
             yield from self._decode(request, latents, geometry, taken, folder, timings)
 
-    def _take_up(self, request: ResolvedRequest, resume: Resume | None, folder: Path) -> TakenUp:
+    def _take_up(self, request: ResolvedRequest, resume: Resume | None) -> TakenUp:
         """What can be used of what earlier attempts have done. Every rank reads the same file, so all decide alike."""
         if resume is None or resume.checkpoint is None:
             return TakenUp()
         try:
             progress = load_progress(resume.checkpoint)
-            across = progress.crossed(self._identify(request, folder), self._provenance())
+            across = progress.crossed(self._identity, self._provenance())
         except ResumeRefused as exc:
             log.warning("beginning anew: %s", exc)
             return TakenUp()
@@ -197,7 +199,10 @@ class H3Runner(MGPURunner):
         try:
             return encode(request.prompt, pictures, geometry, self._model.first.text, self._model.first.video)
         except H3Error as exc:
-            return str(exc)
+            told = str(exc)
+            for anchor, path in pictures.items():  # a client knows the picture by its key
+                told = told.replace(str(path), getattr(request, f"{anchor}_frame"))
+            return told
 
     def _draw_noise(self, request: ResolvedRequest, geometry: Geometry, keyframes: int) -> Noise:
         config = self._model.denoiser.config
@@ -211,7 +216,7 @@ class H3Runner(MGPURunner):
 
     def _checkpoint(self, request: ResolvedRequest, step: int, latents: Latents, folder: Path) -> Checkpoint:
         path = folder / f"checkpoint-{step:04d}.safetensors"
-        save_progress(path, latents, step, request.steps, self._identify(request, folder), self._provenance())
+        save_progress(path, latents, step, request.steps, self._identity, self._provenance())
         return Checkpoint(step, path)
 
     def _decode(
@@ -292,9 +297,6 @@ class H3Runner(MGPURunner):
             device=describe_device(self.device),
             text_device="cpu" if self._model.placement.stays[Part.TEXT_ENCODER] is Stay.HOST else self.device.type,
         )
-
-    def _identify(self, request: ResolvedRequest, folder: Path) -> str:
-        return identify(request, find_pictures(request, folder))
 
     def _lap(self, timings: "Timings") -> float:
         """Seconds of finished work since the last lap."""

@@ -39,27 +39,9 @@ from h3.sampler import Latents, draw_noise, make_schedule  # noqa: E402
 from h3.sequence import Geometry, Layout  # noqa: E402
 from h3.tensor_file import TensorForm, TensorWriter  # noqa: E402
 from tests.h3.oracle import diffusers_model, diffusers_velocity  # noqa: E402
-from tests.h3.random_models import MEDIUM_PRUNED, random_denoiser  # noqa: E402
+from tests.h3.random_models import MEDIUM_PRUNED, PUBLISHED, PUBLISHED_PRUNED, random_denoiser  # noqa: E402
 from tests.h3.text_files import published_inventory, published_markers  # noqa: E402
 
-H3_PRUNED = DenoiserConfig(
-    hidden_size=5376,
-    num_layers=50,
-    num_refiner_layers=2,
-    num_attention_heads=56,
-    attention_head_dim=128,
-    ffn_dim=14336,
-    in_channels=24,
-    audio_in_channels=32,
-    text_dim=5120,
-    freq_dim=0,
-    time_embed_hidden_dim=0,
-    time_embed_dim=8,
-    curve_points=1025,
-)
-H3 = H3_PRUNED.model_copy(
-    update={"freq_dim": 256, "time_embed_hidden_dim": 5376, "time_embed_dim": 2688, "curve_points": 0}
-)
 SHAPE = Geometry(864, 480, 141)
 SMALL = Geometry(256, 160, 39)
 TEXT_TOKENS = 300
@@ -382,8 +364,8 @@ def check_autoencoders(report: Report) -> None:
 
 @torch.inference_mode()
 def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> None:
-    config = H3_PRUNED.model_copy(update={"num_layers": layers})
-    unpruned = random_denoiser(H3.model_copy(update={"num_layers": min(layers, 8)}), device=str(DEVICE))
+    config = PUBLISHED_PRUNED.model_copy(update={"num_layers": layers})
+    unpruned = random_denoiser(PUBLISHED.model_copy(update={"num_layers": min(layers, 8)}), device=str(DEVICE))
     compare_with_diffusers(report, f"unpruned_{unpruned.config.num_layers}_blocks", unpruned)
     del unpruned
     torch.cuda.empty_cache()
@@ -412,7 +394,7 @@ def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> N
     torch.cuda.empty_cache()
     bf16.unlink()
     file_figures(report, "nvfp4", nvfp4)
-    if layers == H3_PRUNED.num_layers:
+    if layers == PUBLISHED_PRUNED.num_layers:
         missing = NVFP4_FILE_BYTES - nvfp4.stat().st_size  # of a header that publishers write otherwise
         report.gate("nvfp4_tensors_more_or_less", abs(len(DenoiserFiles.open(nvfp4).stored) - NVFP4_TENSORS), 0)
         report.gate("nvfp4_bytes_more_or_less", abs(missing), 200_000)
@@ -446,7 +428,7 @@ def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> N
 def main(
     target: Annotated[Path | None, typer.Argument(help="Where the JSON goes; else it is printed.")] = None,
     folder: Annotated[Path | None, typer.Option(help="For 53 GB of files.")] = None,
-    layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = H3_PRUNED.num_layers,
+    layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = PUBLISHED_PRUNED.num_layers,
     files: Annotated[bool, typer.Option(help="Write and read the files too.")] = True,
 ) -> None:
     report = Report()

@@ -15,7 +15,21 @@ MEDIUM = DENOISER.model_copy(
 )
 CURVE = {"curve_points": 1025, "time_embed_dim": 8, "freq_dim": 0, "time_embed_hidden_dim": 0}
 MEDIUM_PRUNED = MEDIUM.model_copy(update=CURVE)
-TINY_PRUNED = DENOISER.model_copy(update=CURVE)
+PUBLISHED = DenoiserConfig(
+    hidden_size=5376,
+    num_layers=50,
+    num_refiner_layers=2,
+    num_attention_heads=56,
+    attention_head_dim=128,
+    ffn_dim=14336,
+    in_channels=24,
+    audio_in_channels=32,
+    text_dim=5120,
+    freq_dim=256,
+    time_embed_hidden_dim=5376,
+    time_embed_dim=2688,
+)
+PUBLISHED_PRUNED = PUBLISHED.model_copy(update=CURVE)
 
 NORM_SPREAD = 0.2
 QK_SCALE = 1.25  # of q and k after their norm: logits with a standard deviation of about 1.6

@@ -1,6 +1,7 @@
 """Runs a function on real rank processes over Gloo, as tests of collectives need it."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from worker.mgpu import MGPUController, MGPURunner
 
@@ -15,10 +16,14 @@ class CheckRunner(MGPURunner):
         yield
 
 
-def on_ranks(world_size: int, checks: list[tuple[Check, tuple[object, ...]]]) -> None:
-    """Call each `check(group, *arguments)` on every rank; what any of them raises fails the test."""
+@contextmanager
+def running_ranks(world_size: int) -> Iterator[Check]:
+    """Gives a function that calls `check(group, *arguments)` on every rank; what any of them raises fails the test."""
     with MGPUController(CheckRunner, num_gpus=world_size, backend="gloo", collective_timeout=60) as controller:
         controller.start()
-        for check, arguments in checks:
+
+        def call(check: Check, *arguments: object) -> None:
             for _ in controller.stream(check=check, arguments=arguments, timeout=60):
                 pass
+
+        yield call
