@@ -78,7 +78,7 @@ def test_a_render_with_both_frames_is_another_one_and_its_report_names_them(farm
 
 
 def test_a_picture_that_cannot_be_decoded_fails_its_job_and_leaves_the_fleet_alone(farm):
-    with pytest.raises(JobFailed, match=r"^inputs/\w+.png: a damaged picture .* save it anew"):
+    with pytest.raises(JobFailed, match=r"attempt 1: inputs/\w+\.png: a damaged picture .* save it anew"):
         farm.damaged.wait(timeout_s=5)
     assert [event.kind for event in farm.damaged.news()] == ["queued", "started", "failed"]
     assert farm.damaged.news()[-1].cause == "request"
