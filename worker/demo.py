@@ -23,6 +23,8 @@ from worker.settings import WorkerSettings
 CLIP = {"width": 256, "height": 160, "frames": 39, "steps": 8, "preview_every": 3, "checkpoint_every": 4}
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 20
+# Another name when what `h3render checkpoint tiny` writes has changed: one in the cache may be an older program's.
+TINY_NAME = "tiny-checkpoint-2"
 
 
 def run_demo(settings: WorkerSettings, prompt: str) -> None:
@@ -50,7 +52,7 @@ def run_demo(settings: WorkerSettings, prompt: str) -> None:
 
 def _tiny_checkpoint(cache_dir: Path) -> Path:
     """Where the untrained model lies; written at the first run."""
-    folder = cache_dir / "tiny-checkpoint"
+    folder = cache_dir / TINY_NAME
     if not folder.exists():
         partial = Path(tempfile.mkdtemp(prefix="tiny-checkpoint-", dir=cache_dir)) / "model"
         subprocess.run(_command("checkpoint", "tiny", str(partial)), check=True, stdout=subprocess.DEVNULL)  # noqa: S603

@@ -7,6 +7,7 @@ from redis import Redis
 from jobs import embedded
 from tests.end_to_end.conftest import run
 from tests.end_to_end.video import read
+from worker.demo import TINY_NAME
 
 
 @pytest.fixture
@@ -47,8 +48,8 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
 
 
 def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, tmp_path):
-    assert run("checkpoint", "tiny", str(tmp_path / "cache" / "h3render" / "tiny-checkpoint"), **user).returncode == 0
-    shutil.rmtree(tmp_path / "cache" / "h3render" / "tiny-checkpoint" / "FL2VA" / "audio_vae")
+    assert run("checkpoint", "tiny", str(tmp_path / "cache" / "h3render" / TINY_NAME), **user).returncode == 0
+    shutil.rmtree(tmp_path / "cache" / "h3render" / TINY_NAME / "FL2VA" / "audio_vae")
     done = run("demo", "a paper boat", **user)
     assert done.returncode == 2
     assert "the worker ended with exit code 2" in done.stderr
