@@ -21,7 +21,7 @@ from h3.families import QKV_ORDER, Family, QkvOrder, read_config, storage, swap_
 from h3.fp8 import use_fp8
 from h3.markers import Marker, read_markers
 from h3.model import MODEL_DTYPE, Denoiser, is_island, rotary_frequencies
-from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, swizzle, unswizzle
+from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, packed_forms, swizzle, unswizzle
 from h3.precision import Precision
 from h3.qkv_order import confirm_qkv_order, read_weight
 from h3.tensor_file import StoredTensor, TensorForm, find_tensors, read_header
@@ -69,8 +69,7 @@ class DenoiserFiles:
     @property
     def precision(self) -> Precision:
         """What the block stack is stored in, other formats than NVFP4 being widened when they are loaded."""
-        has_packed = any(marker.format == "nvfp4" for marker in self.markers.values())
-        return Precision.NVFP4 if has_packed else Precision.BF16
+        return Precision.NVFP4 if self._packed_layers() else Precision.BF16
 
     def check(self, precision: Precision | None = None) -> None:
         """Compare every tensor's name, shape and dtype with what the model wants. Raises CheckpointError."""
@@ -159,11 +158,8 @@ class DenoiserFiles:
         weight, scale = f"{layer}.weight", f"{layer}.weight_scale"
         match self.markers[layer].format:
             case "nvfp4":
-                with torch.device("meta"):
-                    twin = NVFP4Linear(columns, rows).state_dict()
-                names = ("weight", "weight_scale", "weight_scale_2")
-                parts = [_packed_part(f"{layer}.{name}", twin[name]) for name in names]
-                return self._in_order(f"{layer}.weight", wanted, parts, lambda found: _dequantise(found, dtype))
+                parts = [_packed_part(f"{layer}.{leaf}", form) for leaf, form in packed_forms(rows, columns).items()]
+                return self._in_order(weight, wanted, parts, lambda found: _dequantise(found, dtype))
             case "float8_e4m3fn":
                 parts = [Part(weight, (rows, columns), (torch.float8_e4m3fn,)), Part(scale, (), (torch.float32,))]
             case "int8_tensorwise" if not self.markers[layer].fields.get("convrot"):
@@ -226,14 +222,9 @@ def stored_dtypes(name: str, config: DenoiserConfig) -> tuple[torch.dtype, ...]:
     return (torch.float32,) if is_island(name, config) or name == "rope.inv_freq" else (torch.bfloat16,)
 
 
-def _packed_part(name: str, wanted: Tensor) -> Part:
+def _packed_part(name: str, wanted: Tensor | TensorForm) -> Part:
     """One of the tensors that hold a packed layer."""
-    dtypes: tuple[torch.dtype, ...] = (wanted.dtype,)
-    if name.endswith(".weight_scale"):
-        dtypes = _SCALE_DTYPES
-    elif name.endswith(".pre_quant_scale"):
-        dtypes = CURVE_DTYPES
-    return Part(name, tuple(wanted.shape), dtypes)
+    return Part(name, tuple(wanted.shape), _SCALE_DTYPES if name.endswith(".weight_scale") else (wanted.dtype,))
 
 
 def _swap_scales(parts: list[Tensor], config: DenoiserConfig) -> Tensor:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from h3.denoise import Denoising
 from h3.errors import CheckpointError, ConfigError
 from h3.keyframes import open_picture, prepare
-from h3.sampler import Noise, noise_keyframes
+from h3.model import Denoiser
+from h3.sampler import Noise, Schedule, noise_keyframes
 from h3.sequence import Anchor, Geometry, Layout
 from h3.tensor_file import StoredTensor, TensorReader, read_header, write_tensors
 
@@ -45,6 +47,13 @@ class Conditioning:
     def keyframe_rows(self, noise: Noise) -> Tensor | None:
         """As the model sees them at every step: [rows, patch_dim] fp32; None without keyframes."""
         return noise_keyframes(self.keyframes, noise.keyframes) if self.keyframes else None
+
+    def begin(
+        self, denoiser: Denoiser, geometry: Geometry, schedule: Schedule, noise: Noise, device: torch.device
+    ) -> Denoising:
+        """The render of that size, ready for its steps. Raises ConfigError if the keyframes are of another size."""
+        layout, keyframes = self.layout(geometry), self.keyframe_rows(noise)
+        return Denoising.begin(denoiser, self.states.to(device), layout, schedule, keyframes)
 
     def save(self, path: Path) -> None:
         """Write the file, atomically."""

@@ -28,8 +28,7 @@ from h3.families import QKV_ORDER, Family, QkvOrder, storage
 from h3.markers import encode_marker
 from h3.model import MODEL_DTYPE, Denoiser, TimeEmbedder, rotary_frequencies
 from h3.model_folder import digest
-from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, quantise
-from h3.precision import Precision
+from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, packed_forms, quantise
 from h3.tensor_file import TensorForm, TensorReader, TensorWriter, read_header
 
 CURVE_POINTS, CURVE_WIDTH = 1025, 8  # as published
@@ -86,10 +85,10 @@ def convert(source: Path, target: Path, to: Target, order: QkvOrder | None = Non
             return rotary_frequencies(files.config)  # the one that a family leaves out
         return recipes[name].read(files.stored, reader).to(wanted[name].dtype)
 
+    conversion = Conversion(files.config, read, _find_packed(model), origin)
     with TensorReader(torch.device("cpu")) as reader:
-        _, plain = files.plan(Precision.BF16)
-        files.confirm_order(lambda layer: plain[f"{layer}.weight"].read(files.stored, reader))
-        Conversion(files.config, read, _find_packed(model), origin).write(target, to, SHARD_BYTES)
+        files.confirm_order(lambda layer: conversion.read_plain(f"{layer}.weight"))
+        conversion.write(target, to, SHARD_BYTES)
 
 
 def _find_packed(model: Denoiser) -> Packed:
@@ -194,9 +193,10 @@ class Conversion:
             return None
         dtype = stored_dtypes(name, config)[0]
         forms = {part: TensorForm(dtype, part_shape) for part, part_shape in kept.parts.items()}
-        return Unit(forms, lambda: kept.save(_narrow(name, self._read_plain(name), dtype)))
+        return Unit(forms, lambda: kept.save(_narrow(name, self.read_plain(name), dtype)))
 
-    def _read_plain(self, name: str) -> Tensor:
+    def read_plain(self, name: str) -> Tensor:
+        """One of the model's tensors, unpacked if it is packed."""
         layer = name.rpartition(".")[0]
         return dequantise(self._read_packed(layer), MODEL_DTYPE) if layer in self.packed else self.read(name)
 
@@ -204,10 +204,8 @@ class Conversion:
         return PackedWeight(*(self.read(f"{layer}.{leaf}") for leaf in ("weight", "weight_scale", "weight_scale_2")))
 
     def _packed_layer(self, layer: str, shape: tuple[int, ...]) -> Unit:
-        with torch.device("meta"):
-            twin = NVFP4Linear(shape[1], shape[0]).state_dict()
         marker = encode_marker(full_precision=self.packed.get(layer, False))
-        forms = {f"{layer}.{leaf}": TensorForm(tensor.dtype, tuple(tensor.shape)) for leaf, tensor in twin.items()}
+        forms = {f"{layer}.{leaf}": form for leaf, form in packed_forms(*shape).items()}
         forms[f"{layer}.comfy_quant"] = TensorForm(torch.uint8, tuple(marker.shape))
 
         def make() -> list[Tensor]:

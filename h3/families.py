@@ -138,5 +138,4 @@ def read_config(forms: dict[str, TensorForm]) -> DenoiserConfig:
 
 def _count(prefix: str, forms: dict[str, TensorForm]) -> int:
     """How many numbered modules there are below a prefix."""
-    heads = {name.removeprefix(f"{prefix}.").partition(".")[0] for name in forms if name.startswith(f"{prefix}.")}
-    return len(heads)
+    return len({name.removeprefix(f"{prefix}.").partition(".")[0] for name in forms if name.startswith(f"{prefix}.")})

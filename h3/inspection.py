@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from h3.families import Family, QkvOrder
 from h3.precision import Precision
 from h3.qkv_order import QkvEvidence, telling_layers, weigh_order
 from h3.tensor_file import TensorReader
+from h3.weights import Recipe
 
 _KINDS = (  # a tensor is of the first kind whose part its name has
     ("token_refiner.", "refiner"),
@@ -78,21 +79,21 @@ class Inspection:
 def inspect(path: Path) -> Inspection:
     """Check the files and read enough of them to tell. Hashing takes a second for each GB. Raises CheckpointError."""
     files = DenoiserFiles.open(path)
+    _, recipes = files.plan(Precision.BF16)
     return Inspection(
         family=files.family,
         config=files.config,
         tensors=len(files.stored),
         size_bytes=sum(stored.form.size_bytes for stored in files.stored.values()),
-        formats=_count_formats(files),
+        formats=_count_formats(files, recipes),
         order=files.order,
-        evidence=_weigh(files),
+        evidence=_weigh(files, recipes),
         files=[_hash(file) for file in sorted({stored.path for stored in files.stored.values()})],
     )
 
 
-def _count_formats(files: DenoiserFiles) -> dict[str, dict[str, int]]:
+def _count_formats(files: DenoiserFiles, recipes: Mapping[str, Recipe]) -> dict[str, dict[str, int]]:
     """Of the model's tensors, by how they are stored."""
-    _, recipes = files.plan(Precision.BF16)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for name, recipe in recipes.items():
         marker = files.markers.get(name.rpartition(".")[0])
@@ -105,8 +106,7 @@ def _kind(name: str) -> str:
     return next((kind for part, kind in _KINDS if part in name), "other")
 
 
-def _weigh(files: DenoiserFiles) -> dict[str, QkvEvidence]:
-    _, recipes = files.plan(Precision.BF16)
+def _weigh(files: DenoiserFiles, recipes: Mapping[str, Recipe]) -> dict[str, QkvEvidence]:
     evidence = {}
     with TensorReader(torch.device("cpu")) as reader:
         for layer in telling_layers(files.config):

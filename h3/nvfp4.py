@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from h3.errors import CheckpointError, ConfigError
+from h3.tensor_file import TensorForm
 
 BLOCK = 16  # values that share a scale
 TILE_ROWS, TILE_BLOCKS = 128, 4  # rows and scale columns of a tile
@@ -246,6 +247,18 @@ class Scratch:
 _scratch = Scratch()
 
 
+def packed_forms(rows: int, columns: int) -> dict[str, TensorForm]:
+    """Of the tensors that hold a packed weight, by their names in a file and in `NVFP4Linear`. Raises ConfigError."""
+    if columns % BLOCK:
+        raise ConfigError(f"{columns} input features are not whole blocks of {BLOCK} values")
+    blocks = columns // BLOCK
+    return {
+        "weight": TensorForm(torch.uint8, (rows, columns // 2)),
+        "weight_scale": TensorForm(SCALE_DTYPE, (rows + -rows % TILE_ROWS, blocks + -blocks % TILE_BLOCKS)),
+        "weight_scale_2": TensorForm(torch.float32, ()),
+    }
+
+
 class NVFP4Linear(nn.Module):
     """x W^T from a packed weight; no bias, inference only. Its state is the ComfyUI file's, key by key.
 
@@ -262,15 +275,11 @@ class NVFP4Linear(nn.Module):
     ) -> None:
         """`full_precision` keeps the activation out of FP4 (the file's marker full_precision_matrix_mult)."""
         super().__init__()
-        if in_features % BLOCK:
-            raise ConfigError(f"{in_features} input features are not whole blocks of {BLOCK} values")
+        forms = packed_forms(out_features, in_features)
         self.in_features, self.out_features, self.full_precision = in_features, out_features, full_precision
         self.is_native = False  # whether to multiply in FP4; decided at start, for all ranks alike
-        blocks = in_features // BLOCK
-        scales_shape = (out_features + -out_features % TILE_ROWS, blocks + -blocks % TILE_BLOCKS)
-        self.register_buffer("weight", torch.empty(out_features, in_features // 2, dtype=torch.uint8))
-        self.register_buffer("weight_scale", torch.empty(scales_shape, dtype=SCALE_DTYPE))
-        self.register_buffer("weight_scale_2", torch.empty((), dtype=torch.float32))
+        for name, form in forms.items():
+            self.register_buffer(name, torch.empty(form.shape, dtype=form.dtype))
         pre_scale = torch.empty(in_features, dtype=torch.bfloat16) if has_pre_scale else None
         self.register_buffer("pre_quant_scale", pre_scale)
 

@@ -122,13 +122,8 @@ class DenoiseRunner(MGPURunner):
     def _begin(self, request: DenoiseRequest) -> tuple[Denoising, Latents]:
         conditioning = load_conditioning(request.text_states)
         noise = read_noise(request, self._denoiser.config, len(conditioning.keyframes))
-        denoising = Denoising.begin(
-            self._denoiser,
-            conditioning.states.to(self.device),
-            conditioning.layout(request.geometry),
-            make_schedule(request.steps),
-            conditioning.keyframe_rows(noise),
-        )
+        schedule = make_schedule(request.steps)
+        denoising = conditioning.begin(self._denoiser, request.geometry, schedule, noise, self.device)
         return denoising, noise.latents.to(self.device)
 
     def _provenance(self, mode: Mode) -> Provenance:

@@ -20,7 +20,6 @@ from PIL import Image
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
-from h3.denoise import Denoising
 from h3.errors import H3Error, ResumeRefused
 from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
@@ -97,7 +96,7 @@ class H3Runner(MGPURunner):
 
     @torch.inference_mode()
     def setup(self, *, checkpoint: str) -> None:
-        """Load the model; `checkpoint` is the root of the official layout."""
+        """Load the model; `checkpoint` is its root."""
         # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
         # controller imports this file too.
         from h3.load import load_model
@@ -150,13 +149,7 @@ class H3Runner(MGPURunner):
         noise = self._draw_noise(request, geometry, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
         self._model.enter(Phase.PREPARE)
-        denoising = Denoising.begin(
-            self._model.denoiser,
-            conditioning.states.to(self.device),
-            conditioning.layout(geometry),
-            schedule,
-            conditioning.keyframe_rows(noise),
-        )
+        denoising = conditioning.begin(self._model.denoiser, geometry, schedule, noise, self.device)
         # A schedule too long to be kept is modulated step by step.
         self._model.enter(Phase.DENOISE, *([] if denoising.modulation.kept else [Phase.PREPARE]))
         latents = noise.latents.to(self.device) if taken.latents is None else taken.latents

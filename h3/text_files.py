@@ -22,7 +22,7 @@ from torch import Tensor
 from h3.errors import CheckpointError
 from h3.json_file import read_object
 from h3.markers import MARKER_SUFFIX, Marker, read_markers
-from h3.nvfp4 import BLOCK, SCALE_DTYPE, TILE_BLOCKS, TILE_ROWS
+from h3.nvfp4 import BLOCK, SCALE_DTYPE, packed_forms
 from h3.tensor_file import Header, StoredTensor, find_tensors, read_header
 from h3.weights import Part, Recipe, check_recipes, only
 
@@ -297,13 +297,12 @@ def _nvfp4_recipes(
             f"{stored[layer + '.weight'].path}: layer {layer} is stored as {NVFP4}, but its {columns} input features "
             f"are not whole blocks of {BLOCK} values"
         )
-    blocks = columns // BLOCK
-    scales = (rows + -rows % TILE_ROWS, blocks + -blocks % TILE_BLOCKS)
+    forms = packed_forms(rows, columns)
     recipes = {
-        "weight": Recipe((Part(f"{layer}.weight", (rows, columns // 2), (torch.uint8,)),)),
+        "weight": Recipe((Part(f"{layer}.weight", forms["weight"].shape, (torch.uint8,)),)),
         # Some writers know no dtype of 8 bits but bytes.
         "weight_scale": Recipe(
-            (Part(f"{layer}.weight_scale", scales, (SCALE_DTYPE, torch.uint8)),),
+            (Part(f"{layer}.weight_scale", forms["weight_scale"].shape, (SCALE_DTYPE, torch.uint8)),),
             lambda parts: only(parts).view(SCALE_DTYPE),
         ),
         "weight_scale_2": _scale_recipe(f"{layer}.weight_scale_2", (), stored),
