@@ -1,10 +1,12 @@
 """Checkpoints of the whole model and of the denoiser alone, written once for all tests."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from h3.convert import Target, save_denoiser
 from h3.model import Denoiser
@@ -12,6 +14,15 @@ from h3.model_folder import ModelFolder
 from h3.tiny import write_tiny
 from tests.h3.checkpoint_files import SMALL, SMALL_PRUNED
 from tests.h3.random_models import MEDIUM, MEDIUM_PRUNED, random_denoiser
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads of one small operation wait for each other in a loop: on busy cores that is several times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

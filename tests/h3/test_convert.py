@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from itertools import product
 
 import pytest
@@ -34,6 +33,7 @@ from tests.h3.checkpoint_files import (
 from tests.h3.random_models import MEDIUM, PUBLISHED, PUBLISHED_PRUNED, random_denoiser
 from tests.h3.test_exact import ONE_STEP, errors, make_request
 from tests.servers import DIES_WITH_PARENT
+from tests.waiting import eventually
 
 CPU = torch.device("cpu")
 FOLDERS = [Target.OFFICIAL, Target.DIFFUSERS]
@@ -321,11 +321,12 @@ class TestResuming:
         command = [*DIES_WITH_PARENT, sys.executable, "-m", "h3render", *arguments]
         partial, enough = tmp_path / "x.safetensors.partial", 5_000_000
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
-            deadline = time.monotonic() + 60
-            while not (partial.exists() and partial.stat().st_size > enough):
+
+            def has_begun():
                 assert child.poll() is None, child.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+                return partial.exists() and partial.stat().st_size > enough
+
+            eventually(has_begun, timeout_s=60, interval_s=0.001)
             os.kill(child.pid, signal.SIGKILL)
             assert child.wait(20) == -signal.SIGKILL
         assert partial.exists()

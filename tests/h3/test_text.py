@@ -34,16 +34,8 @@ from tests.h3.text_files import (
 
 CPU = torch.device("cpu")
 PROMPT = "a red kite, <d>[English] up!</d>"
+pytestmark = pytest.mark.usefixtures("one_thread")
 PAD = 256 + SPECIAL_TOKENS.index("<|image_pad|>")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The toy is so small that threads only wait for each other, seconds long beside other tests."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -33,13 +33,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Threads of one operation wait for each other in a loop: on busy cores that is several times slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
