@@ -23,8 +23,8 @@ from h3.markers import Marker, read_markers
 from h3.model import MODEL_DTYPE, Denoiser, is_island, rotary_frequencies
 from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, packed_forms, swizzle, unswizzle
 from h3.precision import Precision
-from h3.qkv_order import confirm_qkv_order, read_weight
-from h3.tensor_file import StoredTensor, TensorForm, find_tensors, read_header
+from h3.qkv_order import confirm_qkv_order
+from h3.tensor_file import StoredTensor, TensorForm, TensorReader, find_tensors, read_header
 from h3.weights import Part, Recipe, check_recipes, fill, only, put
 
 PREFIX = "model.diffusion_model."  # before every name, in some of ComfyUI's files
@@ -33,6 +33,13 @@ _SCALE_DTYPES = (torch.float8_e4m3fn, torch.uint8)  # the same bytes
 _NOT_NEEDED = ("comfy_quant", "input_scale")  # of a quantised layer: its marker is read before, the other computed
 
 T = TypeVar("T")
+# Makes a model on `meta` a rank's part, with recipes that give just that of each tensor.
+Trim = Callable[[Denoiser, dict[str, Recipe]], dict[str, Recipe]]
+
+
+def keep_all(_: Denoiser, recipes: dict[str, Recipe]) -> dict[str, Recipe]:
+    """The whole model."""
+    return recipes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +87,29 @@ class DenoiserFiles:
         device: torch.device,
         precision: Precision | None = None,
         waits: Callable[[str], bool] = lambda _: False,
+        trim: Trim = keep_all,
     ) -> Denoiser:
         """Build the model on the device, tensors that wait in host memory; `precision` None keeps what the files have.
 
+        Of what `trim` leaves out, one tensor at a time is in memory.
         Raises CheckpointError naming file and tensor, ConfigError if the files do not have the precision.
         """
         model, recipes = self.plan(precision)
+        with TensorReader(device) as reader:
+            self.confirm_order(reader)
+        recipes = trim(model, recipes)
         for place, chosen in ((device, False), (torch.device("cpu"), True)):
             fill(model, {n: recipe for n, recipe in recipes.items() if waits(n) is chosen}, self.stored, place)
         self._settle_frequencies(model, torch.device("cpu") if waits("rope.inv_freq") else device)
-        self.confirm_order(lambda layer: read_weight(model, layer))
         if precision is Precision.FP8:
             use_fp8(model.blocks)
         return model.eval().requires_grad_(False)
 
-    def confirm_order(self, read: Callable[[str], Tensor]) -> None:
-        """Raises CheckpointError if the weights say that q, k and v lie in another order. `read` gives a layer's."""
+    def confirm_order(self, reader: TensorReader) -> None:
+        """Raises CheckpointError if the weights say that q, k and v lie in another order."""
         plain = "comfy-pruned" if self.config.is_pruned else "official"
         same = "comfy-nvfp4" if self.precision is Precision.NVFP4 else plain
-        confirm_qkv_order(self.path, self.order, self.config, read, same)
+        confirm_qkv_order(self.path, self.order, self.config, lambda layer: self.read_qkv(layer, reader), same)
 
     def plan(self, precision: Precision | None) -> tuple[Denoiser, dict[str, Recipe]]:
         """The model without memory, and how each of its tensors is made of stored ones."""
@@ -113,12 +124,9 @@ class DenoiserFiles:
         wanted = model.state_dict()
         recipes: dict[str, Recipe] = {}
         for name, tensor in wanted.items():
-            layer, _, leaf = name.rpartition(".")
-            if isinstance(model.get_submodule(layer), NVFP4Linear):
+            if isinstance(model.get_submodule(name.rpartition(".")[0]), NVFP4Linear):
                 recipes[name] = self._packed_recipe(name, tensor)
-            elif layer in self.markers and leaf == "weight":
-                recipes[name] = self._widened(layer, tensor, model.dtype)
-            elif recipe := self._recipe(name, tensor):
+            elif recipe := self._plain_recipe(name, tensor, model.dtype):
                 recipes[name] = recipe
         if unplaced := sorted(
             self.markers.keys() - {name.removesuffix(".weight") for name in wanted if name.endswith(".weight")}
@@ -131,8 +139,18 @@ class DenoiserFiles:
     def _packed_layers(self) -> dict[str, Marker]:
         return {layer: marker for layer, marker in self.markers.items() if marker.format == "nvfp4"}
 
-    def _recipe(self, name: str, wanted: Tensor) -> Recipe | None:
-        """Of a tensor that is not quantised; None if this family leaves it out."""
+    def read_qkv(self, layer: str, reader: TensorReader) -> Tensor:
+        """The weight of an attention's projection [3 x H x D, C] in the model's order, whatever it is stored in."""
+        wanted = torch.empty(3 * self.config.attention_dim, self.config.hidden_size, device="meta")
+        recipe = self._plain_recipe(f"{layer}.weight", wanted, MODEL_DTYPE)
+        assert recipe is not None, layer
+        return recipe.read(self.stored, reader)
+
+    def _plain_recipe(self, name: str, wanted: Tensor, dtype: torch.dtype) -> Recipe | None:
+        """Of a tensor that is not quantised in the model; None if this family leaves it out."""
+        layer, _, leaf = name.rpartition(".")
+        if layer in self.markers and leaf == "weight":
+            return self._widened(layer, wanted, dtype)
         kept = storage(self.order, name, tuple(wanted.shape), self.config)
         if kept is None:
             return None

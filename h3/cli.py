@@ -148,19 +148,18 @@ def denoise_command(
     device: Device = None,
 ) -> None:
     """Denoise from files to files, without a queue."""
-    from h3.on_files import DenoiseRequest, Mode, denoise
+    from h3.on_files import DenoiseRequest, Ranks, denoise
+    from h3.parallel.mode import Mode
     from h3.precision import Precision
     from h3.sequence import Geometry
 
     with plain_errors():
-        sharing = choose(Mode, mode, "--mode")
+        kept = Precision.parse(precision) if precision else None
         report = denoise(
             model,
-            DenoiseRequest(text_states, noise, Geometry(width, height, frames), steps, seed, sharing),
+            Ranks(world_size, pick_device(device).type, choose(Mode, mode, "--mode"), kept),
+            DenoiseRequest(text_states, noise, Geometry(width, height, frames), steps, seed),
             out,
-            precision=Precision.parse(precision) if precision else None,
-            world_size=world_size,
-            device=pick_device(device).type,
             tell=lambda step: typer.echo(f"step {step.step}/{steps} {step.seconds:.3f} s", err=True),
         )
     typer.echo(report)

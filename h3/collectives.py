@@ -1,6 +1,7 @@
-"""Ragged exchange and gather over a process group, exact sizes in and out.
+"""Ragged exchange, gather and reduction over a process group, exact sizes in and out.
 
 Every function is a collective: all ranks of the group call it with the same partitions. Works on NCCL and Gloo.
+One rank alone gets back what it gave, without a copy.
 """
 
 from typing import TypeVar, cast
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from h3.partition import Partition
+from h3.transport import crossing
 
 T = TypeVar("T")
 
@@ -25,11 +27,19 @@ def scatter_heads(qkv: Tensor, tokens: Partition, heads: Partition, group: dist.
 
     Source: DeepSpeed-Ulysses, arXiv 2309.14509, section 3.
     """
+    if heads.ranks == 1:
+        return qkv
     rank = dist.get_rank(group)
-    depth, head_dim = qkv.shape[1], qkv.shape[3]
-    sent = [part.flatten() for part in qkv.split(list(heads.sizes), dim=2)]
+    rows, depth, _, head_dim = qkv.shape
+    # Each rank's heads together; it gets those of all of this rank's rows.
+    sent = torch.cat([part.flatten() for part in qkv.split(list(heads.sizes), dim=2)])
     row = depth * heads.sizes[rank] * head_dim
-    received = _exchange(sent, [size * row for size in tokens.sizes], group)
+    received = _exchange(
+        sent,
+        [rows * depth * size * head_dim for size in heads.sizes],
+        [size * row for size in tokens.sizes],
+        group,
+    )
     return received.view(tokens.total, depth, heads.sizes[rank], head_dim)
 
 
@@ -39,26 +49,49 @@ def gather_heads(out: Tensor, tokens: Partition, heads: Partition, group: dist.P
     out      [T, Hr, D]; all tokens, this rank's heads
     returns  [Tr, H, D]; this rank's tokens, all heads
     """
+    if heads.ranks == 1:
+        return out
     rank = dist.get_rank(group)
     head_dim, rows = out.shape[2], tokens.sizes[rank]
-    sent = [part.flatten() for part in out.split(list(tokens.sizes))]
-    received = _exchange(sent, [rows * size * head_dim for size in heads.sizes], group)
-    parts = received.split([rows * size * head_dim for size in heads.sizes])
-    return torch.cat([part.view(rows, -1, head_dim) for part in parts], dim=1)
+    sizes = [rows * size * head_dim for size in heads.sizes]
+    received = _exchange(out, [size * heads.sizes[rank] * head_dim for size in tokens.sizes], sizes, group)
+    return torch.cat([part.view(rows, -1, head_dim) for part in received.split(sizes)], dim=1)
 
 
-def gather_rows(part: Tensor, rows: list[int], group: dist.ProcessGroup) -> Tensor:
+def gather_rows(part: Tensor, rows: Partition, group: dist.ProcessGroup) -> Tensor:
     """Concatenate every rank's rows in rank order.
 
-    part     [rows[rank], ...]; may be empty
-    returns  [sum(rows), ...], the same on every rank
+    part     [Tr, ...]; Tr rows of this rank, maybe none
+    returns  [T, ...], the same on every rank
     """
+    if rows.ranks == 1:
+        return part
     # Equal sizes are what all_gather moves best; the padding never leaves this function.
-    padded = part.new_zeros(max(rows), *part.shape[1:])
-    padded[: part.shape[0]] = part
-    gathered = part.new_empty(len(rows), *padded.shape)
-    _all_gather(_as_bytes(gathered.flatten(0, 1)), _as_bytes(padded), group=group)
-    return torch.cat([gathered[rank, :count] for rank, count in enumerate(rows)])
+    most, shape = max(rows.sizes), part.shape[1:]
+    padded = part if len(part) == most else torch.cat([part, part.new_zeros(most - len(part), *shape)])
+    gathered = part.new_empty(rows.ranks * most, *shape)
+    sent = _as_bytes(padded)
+    with crossing(part.device, sent.numel() * (rows.ranks - 1)):
+        _all_gather(_as_bytes(gathered), sent, group=group)
+    if rows.total == len(gathered):
+        return gathered
+    return torch.cat([padded[:count] for padded, count in zip(gathered.split(most), rows.sizes, strict=True)])
+
+
+def reduce_rows(summand: Tensor, rows: Partition, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, of which each keeps its own rows: in fp32, in an order that is fixed, rounded once.
+
+    summand  [T, ...]; all rows, this rank's part of their values
+    returns  [Tr, ...]; this rank's rows, in the same dtype
+    """
+    if rows.ranks == 1:
+        return summand
+    # Summed here and not by the backend, whose order hangs on its choice of algorithm and whose sums are rounded on
+    # the way. torch accumulates bf16 in fp32.
+    shape, row = summand.shape[1:], summand[0].numel()
+    own = rows.sizes[dist.get_rank(group)]
+    received = _exchange(summand, [size * row for size in rows.sizes], [own * row] * rows.ranks, group)
+    return received.view(rows.ranks, own, *shape).sum(0)
 
 
 def gather_to_first(part: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
@@ -81,23 +114,32 @@ def all_agree(value: bool, group: dist.ProcessGroup, device: torch.device) -> bo
 
 def share_from_first(value: T | None, group: dist.ProcessGroup, device: torch.device) -> T:
     """What rank 0 gives, on every rank; pickled, so for small things. The others' value is not looked at."""
+    return _share_from(0, value, group, device)
+
+
+def share_all(value: T, group: dist.ProcessGroup, device: torch.device) -> list[T]:
+    """What every rank gives, in rank order, on every rank; pickled, so for small things."""
+    return [_share_from(rank, value, group, device) for rank in range(dist.get_world_size(group))]
+
+
+def _share_from(rank: int, value: T | None, group: dist.ProcessGroup, device: torch.device) -> T:
     box = [value]
-    dist.broadcast_object_list(box, group=group, device=device, group_src=0)
+    dist.broadcast_object_list(box, group=group, device=device, group_src=rank)
     return cast(T, box[0])
 
 
-def _exchange(sent: list[Tensor], received_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
-    """All-to-all of flat parts, one for each rank, given the element counts that come back."""
-    source = torch.cat(sent)
+def _exchange(source: Tensor, sent_sizes: list[int], received_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """All-to-all of consecutive parts of `source`, one for each rank, given the element counts. Returns a flat one."""
     target = source.new_empty(sum(received_sizes))
-    size = source.element_size()
-    dist.all_to_all_single(
-        _as_bytes(target),
-        _as_bytes(source),
-        output_split_sizes=[count * size for count in received_sizes],
-        input_split_sizes=[part.numel() * size for part in sent],
-        group=group,
-    )
+    size, kept = source.element_size(), sent_sizes[dist.get_rank(group)]
+    with crossing(source.device, (sum(sent_sizes) - kept) * size):
+        dist.all_to_all_single(
+            _as_bytes(target),
+            _as_bytes(source),
+            output_split_sizes=[count * size for count in received_sizes],
+            input_split_sizes=[count * size for count in sent_sizes],
+            group=group,
+        )
     return target
 
 

@@ -87,7 +87,7 @@ def convert(source: Path, target: Path, to: Target, order: QkvOrder | None = Non
 
     conversion = Conversion(files.config, read, _find_packed(model), origin)
     with TensorReader(torch.device("cpu")) as reader:
-        files.confirm_order(lambda layer: conversion.read_plain(f"{layer}.weight"))
+        files.confirm_order(reader)
         conversion.write(target, to, SHARD_BYTES)
 
 

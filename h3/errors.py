@@ -6,6 +6,7 @@ H3Error
 ├── ResumeRefused    what an earlier attempt has left cannot be used
 ├── PartitionError   fewer tokens or heads than ranks
 ├── PlacementError   more weights than the machine has memory for
+├── RanksDisagree    ranks were started with unlike files, settings or libraries
 └── RanksFailed      a rank broke off for another reason than those above: nothing is wrong with the usage
 """
 
@@ -32,6 +33,10 @@ class PartitionError(H3Error):
 
 class PlacementError(H3Error):
     """No way to place the model on this machine; the text has the sizes."""
+
+
+class RanksDisagree(H3Error):
+    """Ranks that are to compute together differ; the text says in what, rank by rank."""
 
 
 class RanksFailed(H3Error):

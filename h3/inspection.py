@@ -87,7 +87,7 @@ def inspect(path: Path) -> Inspection:
         size_bytes=sum(stored.form.size_bytes for stored in files.stored.values()),
         formats=_count_formats(files, recipes),
         order=files.order,
-        evidence=_weigh(files, recipes),
+        evidence=_weigh(files),
         files=[_hash(file) for file in sorted({stored.path for stored in files.stored.values()})],
     )
 
@@ -106,13 +106,13 @@ def _kind(name: str) -> str:
     return next((kind for part, kind in _KINDS if part in name), "other")
 
 
-def _weigh(files: DenoiserFiles, recipes: Mapping[str, Recipe]) -> dict[str, QkvEvidence]:
-    evidence = {}
+def _weigh(files: DenoiserFiles) -> dict[str, QkvEvidence]:
+    heads = files.config.num_attention_heads
     with TensorReader(torch.device("cpu")) as reader:
-        for layer in telling_layers(files.config):
-            weight = recipes[f"{layer}.weight"].read(files.stored, reader)
-            evidence[layer] = weigh_order(weight, files.order, files.config.num_attention_heads)
-    return evidence
+        return {
+            layer: weigh_order(files.read_qkv(layer, reader), files.order, heads)
+            for layer in telling_layers(files.config)
+        }
 
 
 def _hash(path: Path) -> FileFacts:

@@ -13,8 +13,8 @@ from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.model import Denoiser
 from h3.model_folder import ModelFolder
-from h3.parallel.products import settle_precision
-from h3.parallel.ulysses import shard_tokens
+from h3.parallel.loading import load_spread
+from h3.parallel.mode import Mode
 from h3.part_sizes import is_preparation, place
 from h3.placement import NEEDED, Part, Phase, Placement, Stay
 from h3.shelf import Shelf
@@ -45,6 +45,7 @@ class LoadedModel:
     """Everything that a rank holds in memory between jobs."""
 
     digest: str  # of the whole model
+    mode: Mode
     precision: str  # of the weights, and of the activations if they are rounded too
     placement: Placement
     denoiser: Denoiser
@@ -62,29 +63,28 @@ class LoadedModel:
                 shelf.bring()
 
 
-def load_model(root: Path, device: torch.device, group: dist.ProcessGroup) -> LoadedModel:
+def load_model(root: Path, mode: Mode, device: torch.device, group: dist.ProcessGroup) -> LoadedModel:
     """Load all parts and spread the denoiser over `group`. Collective.
 
-    Raises CheckpointError, PartitionError, PlacementError.
+    Raises CheckpointError, PartitionError, PlacementError, RanksDisagree.
     """
     folder = ModelFolder.below(root)
     folder.check()
     world_size, is_first = dist.get_world_size(group), dist.get_rank(group) == 0
     # One rank decides: free memory is another number a moment later.
-    planned = place(folder, world_size, on_gpus=device.type == "cuda") if is_first else None
+    planned = place(folder, mode, world_size, on_gpus=device.type == "cuda") if is_first else None
     placement: Placement = share_from_first(planned, group, device)
     desk = Desk(placement.stays, device)
-    files = DenoiserFiles.open(folder.transformer)
-    denoiser = files.load(device, waits=desk.waits)
+    digest, files = folder.digest(), DenoiserFiles.open(folder.transformer)
+    spread = load_spread(files, digest, mode, device, group, waits=desk.waits)
+    denoiser = spread.model
     desk.shelve(Part.PREPARATION, denoiser, (n for n in tensor_names(denoiser) if is_preparation(n)))
     desk.shelve(Part.BLOCKS, denoiser, (n for n in tensor_names(denoiser) if not is_preparation(n)))
     video = load_video_decoder(folder.video_vae, desk.device_of(Part.VIDEO_DECODER))
     desk.shelve(Part.VIDEO_DECODER, video.module)
     first = _load_first(folder, desk) if is_first else None
-    precision = settle_precision(files.precision, denoiser, device, group)
-    if world_size > 1:
-        shard_tokens(denoiser, group)
-    return LoadedModel(folder.digest(), precision, placement, denoiser, video, first, tuple(desk.shelves))
+    shelves = tuple(desk.shelves)
+    return LoadedModel(digest, mode, spread.precision, placement, denoiser, video, first, shelves)
 
 
 def _load_first(folder: ModelFolder, desk: "Desk") -> FirstRank:

@@ -184,44 +184,45 @@ def dequantise_eagerly(packed: PackedWeight, out: Tensor) -> Tensor:
     return out
 
 
-def slice_rows(packed: PackedWeight, rows: slice) -> PackedWeight:
-    """Consecutive rows; from a multiple of 128 to another, or to the end, they share memory with the whole."""
-    start, stop, step = rows.indices(packed.rows)
-    assert step == 1, rows
-    codes = packed.codes[start:stop]
-    if start % TILE_ROWS == 0 and (stop % TILE_ROWS == 0 or stop == packed.rows):
-        return PackedWeight(codes, packed.scales[start : stop + -stop % TILE_ROWS], packed.scale)
-    return _pack(codes, _scale_bytes(packed)[start:stop], packed.scale)
-
-
 def slice_columns(packed: PackedWeight, columns: slice) -> PackedWeight:
     """Consecutive columns. Raises ConfigError unless they begin and end between blocks of 16."""
-    start, stop, step = columns.indices(packed.columns)
-    assert step == 1, columns
-    if start % BLOCK or stop % BLOCK:
-        raise ConfigError(f"columns {start} to {stop} of {packed.columns} split a block of {BLOCK} values")
-    codes = packed.codes[:, start // 2 : stop // 2].contiguous()
-    first, last = start // BLOCK, stop // BLOCK
-    if first % TILE_BLOCKS or (last % TILE_BLOCKS and last != packed.blocks):
-        return _pack(codes, _scale_bytes(packed)[:, first:last], packed.scale)
-    height, width = packed.scales.shape
-    tiles = packed.scales.view(height // TILE_ROWS, width // TILE_BLOCKS, TILE_ROWS * TILE_BLOCKS)
-    kept = tiles[:, first // TILE_BLOCKS : -(-last // TILE_BLOCKS)]
-    return PackedWeight(codes, kept.reshape(height, -1), packed.scale)
+    codes = slice_code_columns(packed.codes, columns)
+    return PackedWeight(codes, slice_scale_columns(packed.scales, columns), packed.scale)
+
+
+def slice_code_columns(codes: Tensor, columns: slice) -> Tensor:
+    """Of the codes alone."""
+    _require_whole_blocks(columns, 2 * codes.shape[1])
+    return codes[:, columns.start // 2 : columns.stop // 2].contiguous()
+
+
+def slice_scale_columns(scales: Tensor, columns: slice) -> Tensor:
+    """Of the block scales alone; `columns` count values."""
+    height, width = scales.shape
+    _require_whole_blocks(columns, BLOCK * width)
+    first, last = columns.start // BLOCK, columns.stop // BLOCK
+    if first % TILE_BLOCKS or last % TILE_BLOCKS:
+        return swizzle(unswizzle(scales.view(torch.uint8), height, width)[:, first:last]).view(SCALE_DTYPE)
+    tiles = scales.view(height // TILE_ROWS, width // TILE_BLOCKS, TILE_ROWS * TILE_BLOCKS)
+    return tiles[:, first // TILE_BLOCKS : last // TILE_BLOCKS].reshape(height, -1)
+
+
+def _require_whole_blocks(columns: slice, total: int) -> None:
+    if columns.start % BLOCK or columns.stop % BLOCK:
+        raise ConfigError(
+            f"columns {columns.start} to {columns.stop} of {total} split a block of {BLOCK} values that share a scale"
+        )
 
 
 def reorder_rows(packed: PackedWeight, order: Tensor) -> PackedWeight:
-    """Row i of the result is row order[i]."""
-    return _pack(packed.codes[order], _scale_bytes(packed)[order], packed.scale)
+    """Row i of the result is row order[i]; rows may be left out."""
+    return PackedWeight(packed.codes[order], reorder_scale_rows(packed.scales, order), packed.scale)
 
 
-def _scale_bytes(packed: PackedWeight) -> Tensor:
-    """Row-major block scales [N, K/16] as u8: torch does not index and join e4m3 everywhere."""
-    return unswizzle(packed.scales.view(torch.uint8), packed.rows, packed.blocks)
-
-
-def _pack(codes: Tensor, scale_bytes: Tensor, scale: Tensor) -> PackedWeight:
-    return PackedWeight(codes, swizzle(scale_bytes).view(SCALE_DTYPE), scale)
+def reorder_scale_rows(scales: Tensor, order: Tensor) -> Tensor:
+    """The same for the block scales alone."""
+    row_major = unswizzle(scales.view(torch.uint8), *scales.shape)  # with the padded columns
+    return swizzle(row_major[order]).view(SCALE_DTYPE)
 
 
 class Scratch:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
@@ -17,17 +16,19 @@ from h3.conditioning import Conditioning, encode, load_conditioning
 from h3.config import DenoiserConfig
 from h3.denoise import Denoising
 from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksFailed
-from h3.model import ATTENTION_BACKEND, Denoiser
+from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder, digest, find_denoiser
 from h3.mp4 import SegmentWriter, remux
-from h3.parallel.products import settle_precision
-from h3.parallel.ulysses import shard_tokens
+from h3.parallel.loading import Source, SpreadDenoiser, load_spread
+from h3.parallel.mode import Mode, check_mode
 from h3.partition import split_evenly
 from h3.precision import Precision
 from h3.provenance import Provenance, describe_device, sha256
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
 from h3.sequence import Anchor, Geometry, patchify, unpatchify
 from h3.tensor_file import TensorReader, read_header, write_tensors
+from h3.transport import Transport, measure_transport
+from h3.untrained import Untrained
 from h3.weights import Part
 from worker.mgpu import (
     AsymmetricRunnerError,
@@ -40,16 +41,19 @@ from worker.mgpu import (
     UnreadableResultError,
 )
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 # What a rank raises that whoever gave the files and flags can mend, by the names that arrive here.
 _USAGE_ERRORS = {error.__name__: error for error in (CheckpointError, ConfigError, PartitionError, PlacementError)}
 
 
-class Mode(StrEnum):
-    """How ranks share a render."""
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What computes, and how it is shared."""
 
-    ULYSSES = "ulysses"  # tokens, and heads within attention
-    TENSOR = "tensor"  # weights
+    world_size: int
+    device: str  # "cuda" or "cpu"
+    mode: Mode
+    precision: Precision | None  # None: as the weights are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class DenoiseRequest:
     geometry: Geometry
     steps: int
     seed: int
-    mode: Mode = Mode.ULYSSES
+    meters_transport: bool = False  # in one more step, whose outcome is thrown away
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +80,26 @@ class StepTaken:
 class Denoised:
     """The end, from every rank; only rank 0 sends the latents."""
 
+    rank: int
     latents: Latents | None
     provenance: Provenance
     peak_bytes: int  # of GPU memory while sampling; 0 on the CPU
+    weight_bytes: int  # of the denoiser on this rank
+    transport: Transport | None  # of one step
+    transport_step_s: float | None  # how long that step took
 
 
 class DenoiseRunner(MGPURunner):
     """Denoises from files on every rank."""
 
-    _denoiser: Denoiser
-    _precision: str
-    _digest: str
+    _denoiser: SpreadDenoiser
 
     @torch.inference_mode()
-    def setup(self, *, model: Path, precision: Precision | None) -> None:
+    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision | None) -> None:
         """Load the denoiser, spread over the ranks."""
-        files = DenoiserFiles.open(find_denoiser(model))
-        self._digest, group = digest([files.path]), self.groups.transformer_group
-        self._denoiser = files.load(self.device, precision)
-        self._precision = settle_precision(precision or files.precision, self._denoiser, self.device, group)
-        if self.world_size > 1:
-            shard_tokens(self._denoiser, group)
+        source, digest = open_source(model)
+        group = self.groups.transformer_group
+        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision)
 
     @torch.inference_mode()
     def __call__(self, *, request: DenoiseRequest) -> Iterator[StepTaken | Denoised]:
@@ -107,30 +110,46 @@ class DenoiseRunner(MGPURunner):
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         for step in range(request.steps):
-            begun = time.perf_counter()
-            _, latents = denoising.step(step, latents)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            latents, seconds = self._step(denoising, step, latents)
             if self.rank == 0:
-                yield StepTaken(step + 1, time.perf_counter() - begun)
+                yield StepTaken(step + 1, seconds)
+        peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        transport, transport_step_s = None, None
+        if request.meters_transport:
+            with measure_transport() as meter:
+                _, transport_step_s = self._step(denoising, request.steps - 1, latents)
+            transport = meter.read()
         yield Denoised(
+            self.rank,
             latents.to(torch.device("cpu")) if self.rank == 0 else None,
-            self._provenance(request.mode),
-            torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+            self._provenance(),
+            peak_bytes,
+            self._denoiser.weight_bytes,
+            transport,
+            transport_step_s,
         )
+
+    def _step(self, denoising: Denoising, step: int, latents: Latents) -> tuple[Latents, float]:
+        """The next latents, and the seconds they took."""
+        begun = time.perf_counter()
+        _, latents = denoising.step(step, latents)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return latents, time.perf_counter() - begun
 
     def _begin(self, request: DenoiseRequest) -> tuple[Denoising, Latents]:
         conditioning = load_conditioning(request.text_states)
-        noise = read_noise(request, self._denoiser.config, len(conditioning.keyframes))
+        model = self._denoiser.model
+        noise = read_noise(request, model.config, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
-        denoising = conditioning.begin(self._denoiser, request.geometry, schedule, noise, self.device)
+        denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
         return denoising, noise.latents.to(self.device)
 
-    def _provenance(self, mode: Mode) -> Provenance:
+    def _provenance(self) -> Provenance:
         return Provenance(
-            model_digest=self._digest,
-            precision=self._precision,
-            mode=mode,
+            model_digest=self._denoiser.digest,
+            precision=self._denoiser.precision,
+            mode=self._denoiser.mode,
             world_size=self.world_size,
             attention_backend=ATTENTION_BACKEND,
             torch=torch.__version__,
@@ -138,28 +157,31 @@ class DenoiseRunner(MGPURunner):
         )
 
 
-def check(model: Path, precision: Precision | None, world_size: int, device: str, request: DenoiseRequest) -> int:
+def open_source(model: Path | Untrained) -> tuple[Source, str]:
+    """Where the weights come from, and its digest. Raises CheckpointError."""
+    if isinstance(model, Untrained):
+        return model, model.digest
+    files = DenoiserFiles.open(find_denoiser(model))
+    return files, digest([files.path])
+
+
+def check(model: Path | Untrained, ranks: Ranks, request: DenoiseRequest) -> int:
     """Refuse what can be refused before a rank is started. Returns how many tokens the sequence has.
 
     Raises CheckpointError, ConfigError, PartitionError.
     """
-    _check_ranks(request.mode, world_size, device)
-    files = DenoiserFiles.open(find_denoiser(model))
-    files.check(precision)
-    split_evenly(files.config.num_attention_heads, world_size, what="attention heads")
+    if ranks.device == "cuda" and ranks.world_size > (there := torch.cuda.device_count()):
+        raise ConfigError(f"--world-size {ranks.world_size} takes a GPU for each rank; torch sees {there} here")
+    source, _ = open_source(model)
+    if isinstance(source, DenoiserFiles):
+        source.check(ranks.precision)
+    check_mode(ranks.mode, source.config, ranks.precision or source.precision, ranks.world_size)
     conditioning = load_conditioning(request.text_states)
-    _check_widths(request.text_states, conditioning, files.config)
+    _check_widths(request.text_states, conditioning, source.config)
     tokens = conditioning.layout(request.geometry).tokens
-    split_evenly(tokens, world_size, what="tokens")
-    read_noise(request, files.config, len(conditioning.keyframes))
+    split_evenly(tokens, ranks.world_size, what="tokens")
+    read_noise(request, source.config, len(conditioning.keyframes))
     return tokens
-
-
-def _check_ranks(mode: Mode, world_size: int, device: str) -> None:
-    if mode is Mode.TENSOR and world_size > 1:
-        raise ConfigError(f"--mode tensor runs on one rank so far, not on {world_size}: take ulysses")
-    if device == "cuda" and world_size > (there := torch.cuda.device_count()):
-        raise ConfigError(f"--world-size {world_size} takes a GPU for each rank; torch sees {there} here")
 
 
 def _check_widths(path: Path, conditioning: Conditioning, config: DenoiserConfig) -> None:
@@ -181,35 +203,34 @@ def read_noise(request: DenoiseRequest, config: DenoiserConfig, keyframes: int) 
 
 
 def denoise(
-    model: Path,
+    model: Path | Untrained,
+    ranks: Ranks,
     request: DenoiseRequest,
     folder: Path,
     *,
-    precision: Precision | None,
-    world_size: int,
-    device: str,
     tell: Callable[[StepTaken], object],
 ) -> Path:
-    """Run it on `world_size` ranks, and write latents.safetensors and report.json. Returns the report's path.
+    """Run it on the ranks, and write latents.safetensors and report.json. Returns the report's path.
 
     Raises CheckpointError, ConfigError, PartitionError, nearly always before any rank is started; RanksFailed.
     """
-    tokens = check(model, precision, world_size, device, request)
+    tokens = check(model, ranks, request)
     folder.mkdir(parents=True, exist_ok=True)
-    outcome = _run_ranks(model, request, precision, world_size, device, tell)
+    with running_ranks(model, ranks) as fleet:
+        outcome = fleet.run(request, tell)
     write_latents(folder / "latents.safetensors", outcome.latents, request.geometry)
     report = folder / "report.json"
-    report.write_text(json.dumps(_report(model, request, tokens, outcome), indent=2) + "\n")
+    report.write_text(json.dumps(describe(model, request, tokens, outcome), indent=2) + "\n")
     return report
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     """What the ranks have sent."""
 
     load_s: float
     steps: list[StepTaken]
-    ends: list[Denoised]
+    ends: list[Denoised]  # in rank order
 
     @property
     def latents(self) -> Latents:
@@ -217,31 +238,38 @@ class _Outcome:
         return latents
 
 
-def _run_ranks(
-    model: Path,
-    request: DenoiseRequest,
-    precision: Precision | None,
-    world_size: int,
-    device: str,
-    tell: Callable[[StepTaken], object],
-) -> _Outcome:
-    backend: Literal["nccl", "gloo"] = "nccl" if device == "cuda" else "gloo"
-    steps: list[StepTaken] = []
-    ends: list[Denoised] = []
-    with (
-        _plain_rank_errors(),
-        MGPUController(DenoiseRunner, num_gpus=world_size, backend=backend, outputs="cpu") as controller,
-    ):
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Ranks that hold the denoiser."""
+
+    controller: MGPUController
+    load_s: float
+
+    def run(self, request: DenoiseRequest, tell: Callable[[StepTaken], object]) -> Outcome:
+        """Denoise once. Raises ConfigError, RanksFailed."""
+        steps: list[StepTaken] = []
+        ends: list[Denoised] = []
+        with _plain_rank_errors():
+            for item in self.controller.stream(request=request):
+                if isinstance(item, StepTaken):
+                    steps.append(item)
+                    tell(item)
+                elif isinstance(item, Denoised):
+                    ends.append(item)
+        return Outcome(self.load_s, steps, sorted(ends, key=lambda end: end.rank))
+
+
+@contextmanager
+def running_ranks(model: Path | Untrained, ranks: Ranks) -> Iterator[Fleet]:
+    """Start them and load. Raises what `denoise` does."""
+    backend: Literal["nccl", "gloo"] = "nccl" if ranks.device == "cuda" else "gloo"
+    with MGPUController(DenoiseRunner, num_gpus=ranks.world_size, backend=backend, outputs="cpu") as controller:
         begun = time.perf_counter()
-        controller.start(model=model.absolute(), precision=precision)
-        load_s = time.perf_counter() - begun
-        for item in controller.stream(request=request):
-            if isinstance(item, StepTaken):
-                steps.append(item)
-                tell(item)
-            elif isinstance(item, Denoised):
-                ends.append(item)
-    return _Outcome(load_s, steps, ends)
+        with _plain_rank_errors():
+            controller.start(
+                model=model.absolute() if isinstance(model, Path) else model, mode=ranks.mode, precision=ranks.precision
+            )
+        yield Fleet(controller, time.perf_counter() - begun)
 
 
 @contextmanager
@@ -274,7 +302,8 @@ def _where(error: FatalFleetError) -> str:
     return f" (logs of the ranks: {error.evidence[0].parent})" if error.evidence else ""
 
 
-def _report(model: Path, request: DenoiseRequest, tokens: int, outcome: _Outcome) -> dict[str, object]:
+def describe(model: Path | Untrained, request: DenoiseRequest, tokens: int, outcome: Outcome) -> dict[str, object]:
+    """The report."""
     return {
         "version": REPORT_VERSION,
         "model": str(model),
@@ -288,7 +317,17 @@ def _report(model: Path, request: DenoiseRequest, tokens: int, outcome: _Outcome
         "load_s": outcome.load_s,
         "step_s": [step.seconds for step in outcome.steps],
         "peak_bytes": [end.peak_bytes for end in outcome.ends],
+        "weight_bytes": [end.weight_bytes for end in outcome.ends],
+        "transport": _describe_transport(outcome.ends) if request.meters_transport else None,
         "latents_sha256": {"video": sha256(outcome.latents.video), "audio": sha256(outcome.latents.audio)},
+    }
+
+
+def _describe_transport(ends: list[Denoised]) -> dict[str, object]:
+    """Of one step, metered."""
+    return {
+        "step_s": ends[0].transport_step_s,
+        "ranks": [asdict(end.transport) for end in ends if end.transport is not None],
     }
 
 

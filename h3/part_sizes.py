@@ -4,6 +4,7 @@ from h3.checkpoint import DenoiserFiles
 from h3.model import Denoiser
 from h3.model_folder import ModelFolder
 from h3.nvfp4 import NVFP4Linear
+from h3.parallel.mode import Mode, trim_for
 from h3.placement import (
     LARGEST_TOKENS,
     Machine,
@@ -29,19 +30,20 @@ def is_preparation(name: str) -> bool:
     return name.startswith(PREPARATION) or ".adaln_proj." in name
 
 
-def place(folder: ModelFolder, world_size: int, *, on_gpus: bool = True) -> Placement:
+def place(folder: ModelFolder, mode: Mode, world_size: int, *, on_gpus: bool = True) -> Placement:
     """What this machine does with the model: on its GPUs, or on the CPU if it has none or is not to use them.
 
-    Raises CheckpointError, PlacementError.
+    Raises CheckpointError, PartitionError, PlacementError.
     """
     machine = Machine(find_gpu_bytes() if on_gpus else None, find_host_bytes(), world_size)
-    return plan(measure_needs(folder, world_size), machine, LARGEST_TOKENS)
+    return plan(measure_needs(folder, mode, world_size), machine, LARGEST_TOKENS)
 
 
-def measure_needs(folder: ModelFolder, world_size: int) -> Needs:
-    """Read headers only. Raises CheckpointError."""
+def measure_needs(folder: ModelFolder, mode: Mode, world_size: int) -> Needs:
+    """Of rank 0, which has no smaller share than others. From headers only. Raises CheckpointError, PartitionError."""
     files = DenoiserFiles.open(folder.transformer)
-    model, _ = files.plan(None)
+    model, recipes = files.plan(None)
+    trim_for(mode, files.config, files.precision, 0, world_size)(model, recipes)
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in model.state_dict().items()}
     preparation = sum(size for name, size in sizes.items() if is_preparation(name))
     video = find_tensors(video_vae_files(folder.video_vae))
@@ -55,7 +57,7 @@ def measure_needs(folder: ModelFolder, world_size: int) -> Needs:
             Part.VIDEO_DECODER: 2 * decoder,
             Part.AUDIO_DECODER: sum(stored.form.size_bytes for stored in find_tensors(folder.audio_vae).values()),
         },
-        token_bytes=predict_token_bytes(files.config, world_size),
+        token_bytes=predict_token_bytes(files.config, world_size, keeps_rows=mode is Mode.ULYSSES),
         modulation_bytes=predict_modulation_bytes(files.config),
         scratch_bytes=_scratch_bytes(model),
     )

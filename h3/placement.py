@@ -128,16 +128,23 @@ class Placement:
         yield f"renders of up to {self.most_tokens} tokens"
 
 
-def predict_token_bytes(config: DenoiserConfig, world_size: int) -> int:
+def predict_token_bytes(config: DenoiserConfig, world_size: int, *, keeps_rows: bool) -> int:
     """Of one token on its rank, where a block is widest: the stream, its norm, and attention or the MLP.
 
-    By count, as the model is written; measured at the true size by tools/model_gates.py.
+    Layers that do not keep to the rank's rows see those of all ranks, with a part of the heads and of the MLP.
+    By count, as the model is written; measured at the true size by tools/model_gates.py and tools/distributed_t2va.py.
     """
     projection = 7 * config.attention_dim  # q, k and v, and one of them normalised and rotated
     exchange = 12 * config.attention_dim  # q, k, v, cut by heads, sent and received
-    attention = projection if world_size == 1 else exchange
     mlp = 2 * config.ffn_dim  # gate and value
-    return DTYPE_BYTES * (3 * config.hidden_size + max(attention, mlp))
+    if world_size == 1:
+        widest = max(projection, mlp)
+    elif keeps_rows:
+        widest = max(exchange, mlp)
+    else:
+        all_rows = world_size * config.hidden_size  # the layers' input, their summand, and those that are received
+        widest = all_rows + max(projection, mlp + all_rows)
+    return DTYPE_BYTES * (3 * config.hidden_size + widest)
 
 
 def predict_modulation_bytes(config: DenoiserConfig) -> int:

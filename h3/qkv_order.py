@@ -16,8 +16,6 @@ from torch import Tensor
 from h3.config import DenoiserConfig
 from h3.errors import CheckpointError
 from h3.families import QkvOrder, swap_row_axes
-from h3.model import MODEL_DTYPE, Denoiser
-from h3.nvfp4 import NVFP4Linear, dequantise
 
 _CLEAR = 0.05  # a spread of the means below this tells nothing
 _MARGIN = 4.0  # by which the spread of one reading exceeds the other's where the weights are plain
@@ -60,14 +58,6 @@ def _spread(means: Tensor) -> float:
 def telling_layers(config: DenoiserConfig) -> list[str]:
     """Layers whose weights are weighed: of the first, a middle and the last block."""
     return [f"blocks.{i}.attn.qkv_proj" for i in sorted({0, config.num_layers // 2, config.num_layers - 1})]
-
-
-def read_weight(model: Denoiser, layer: str) -> Tensor:
-    """Of a linear layer, packed or plain."""
-    linear = model.get_submodule(layer)
-    weight = dequantise(linear.packed, MODEL_DTYPE) if isinstance(linear, NVFP4Linear) else linear.weight
-    assert isinstance(weight, Tensor)
-    return weight
 
 
 def confirm_qkv_order(

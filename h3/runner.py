@@ -24,13 +24,14 @@ from h3.errors import H3Error, ResumeRefused
 from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
+from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
-from h3.partition import split_evenly
 from h3.placement import Part, Phase, Stay
 from h3.provenance import Provenance, describe_device, sha256
 from h3.resume import Cadence, TakenUp, is_due, load_progress, save_progress
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
 from h3.sequence import AUDIO_RATE_HZ, FPS, Anchor, Geometry, unpatchify
+from jobs.request import Mode as RequestMode
 from jobs.request import ResolvedRequest
 from worker.items import (
     FIRST_FRAME,
@@ -51,7 +52,6 @@ from worker.mgpu import MGPURunner, RunnerError
 if TYPE_CHECKING:
     from h3.load import LoadedModel
 
-MODE = "ulysses"
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -65,43 +65,44 @@ class H3Runner(MGPURunner):
     _identity: str  # of the job that runs
 
     @classmethod
-    def preflight(cls, world_size: int, *, checkpoint: str) -> None:
-        """Check, before a rank is started, the checkpoint's files, and that every rank gets a head and has the memory.
+    def preflight(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> None:
+        """Check, before a rank is started, the checkpoint's files, and that every rank has a share and the memory.
 
         Raises RunnerError naming file and tensor, or the numbers.
         """
         try:
             folder = ModelFolder.below(Path(checkpoint))
-            split_evenly(folder.check().num_attention_heads, world_size, what="attention heads")
-            place(folder, world_size)
+            config = folder.check()
+            check_mode(Mode(mode), config, DenoiserFiles.open(folder.transformer).precision, world_size)
+            place(folder, Mode(mode), world_size)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
     @classmethod
-    def abilities(cls, world_size: int, *, checkpoint: str) -> Abilities:
+    def abilities(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> Abilities:
         """What can be rendered with this checkpoint on this machine."""
         folder = ModelFolder.below(Path(checkpoint))
         return Abilities(
             model_digest=folder.digest(),
-            modes=(MODE,),
+            modes=(mode,),
             precisions=(DenoiserFiles.open(folder.transformer).precision,),
-            most_pixels=place(folder, world_size).most_pixels,
+            most_pixels=place(folder, Mode(mode), world_size).most_pixels,
         )
 
     @classmethod
-    def describe_placement(cls, world_size: int, *, checkpoint: str) -> list[str]:
+    def describe_placement(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> list[str]:
         """Where each part of the model would stay, for people."""
         folder = ModelFolder.below(Path(checkpoint))
-        return list(place(folder, world_size).lines())
+        return list(place(folder, Mode(mode), world_size).lines())
 
     @torch.inference_mode()
-    def setup(self, *, checkpoint: str) -> None:
-        """Load the model; `checkpoint` is its root."""
+    def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES) -> None:
+        """Load the model, whose root is `checkpoint`, to be shared as `mode` says."""
         # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
         # controller imports this file too.
         from h3.load import load_model
 
-        self._model = load_model(Path(checkpoint), self.device, self.groups.transformer_group)
+        self._model = load_model(Path(checkpoint), Mode(mode), self.device, self.groups.transformer_group)
 
     @torch.inference_mode()
     def __call__(self, *, request: ResolvedRequest, work_dir: str, resume: Resume | None = None) -> Iterator[Item]:
@@ -109,6 +110,7 @@ class H3Runner(MGPURunner):
 
         Goes on from `resume` if that is of this request, model and precision; else begins anew.
         """
+        self._require_mode(request)
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)
@@ -120,6 +122,13 @@ class H3Runner(MGPURunner):
             latents = yield from self._denoise(request, geometry, taken, folder, timings)
         if latents is not None:
             yield from self._decode(request, latents, geometry, taken, folder, timings)
+
+    def _require_mode(self, request: ResolvedRequest) -> None:
+        """Every rank refuses what it would do otherwise than asked."""
+        if request.mode not in (RequestMode.AUTO, self._model.mode):
+            raise RunnerError(
+                f"mode {request.mode} is asked for, and this worker runs {self._model.mode}: ask for that, or for auto"
+            )
 
     def _take_up(self, request: ResolvedRequest, resume: Resume | None) -> TakenUp:
         """What can be used of what earlier attempts have done. Every rank reads the same file, so all decide alike."""
@@ -283,7 +292,7 @@ class H3Runner(MGPURunner):
         return Provenance(
             model_digest=self._model.digest,
             precision=self._model.precision,
-            mode=MODE,
+            mode=self._model.mode,
             world_size=self.world_size,
             attention_backend=ATTENTION_BACKEND,
             torch=torch.__version__,

@@ -8,7 +8,7 @@ Source: MiniMax-H3's published configuration and the diffusers pipeline's layout
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from itertools import accumulate, cycle, pairwise
 from typing import Self
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from h3.errors import ConfigError
+from h3.partition import clip
 
 FPS = 24
 AUDIO_RATE_HZ = 32_000
@@ -74,17 +75,8 @@ class Span:
 
 def clip_spans(spans: list[Span], owned: slice) -> list[Span]:
     """The parts of `spans` that lie in `owned`, counted from its start. Spans outside it vanish."""
-    return [
-        Span(
-            max(s.start, owned.start) - owned.start,
-            min(s.stop, owned.stop) - owned.start,
-            s.modality,
-            s.clock,
-            s.is_target,
-        )
-        for s in spans
-        if s.start < owned.stop and s.stop > owned.start
-    ]
+    clipped = [(span, clip(span.rows, owned)) for span in spans]
+    return [replace(span, start=rows.start, stop=rows.stop) for span, rows in clipped if rows.start < rows.stop]
 
 
 @dataclass(frozen=True, slots=True)

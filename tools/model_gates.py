@@ -38,10 +38,12 @@ from h3.precision import Precision  # noqa: E402
 from h3.sampler import Latents, draw_noise, make_schedule  # noqa: E402
 from h3.sequence import Geometry, Layout  # noqa: E402
 from h3.tensor_file import TensorForm, TensorWriter  # noqa: E402
+from h3.untrained import H3, with_curve  # noqa: E402
 from tests.h3.oracle import diffusers_model, diffusers_velocity  # noqa: E402
-from tests.h3.random_models import MEDIUM_PRUNED, PUBLISHED, PUBLISHED_PRUNED, random_denoiser  # noqa: E402
+from tests.h3.random_models import MEDIUM_PRUNED, random_denoiser  # noqa: E402
 from tests.h3.text_files import published_inventory, published_markers  # noqa: E402
 
+H3_PRUNED = with_curve(H3)
 SHAPE = Geometry(864, 480, 141)
 SMALL = Geometry(256, 160, 39)
 TEXT_TOKENS = 300
@@ -213,7 +215,7 @@ def sample(report: Report, name: str, model: Denoiser) -> None:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begun)
     peak = torch.cuda.max_memory_allocated()
-    predicted = predict_token_bytes(model.config, world_size=1) * request.layout.tokens
+    predicted = predict_token_bytes(model.config, world_size=1, keeps_rows=True) * request.layout.tokens
     report.tell(f"{name}_step_s", round(min(seconds), 4))
     report.tell(f"{name}_peak_bytes", peak)
     # A prediction that is too small runs out of memory; one that is far too large turns renders away.
@@ -364,8 +366,8 @@ def check_autoencoders(report: Report) -> None:
 
 @torch.inference_mode()
 def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> None:
-    config = PUBLISHED_PRUNED.model_copy(update={"num_layers": layers})
-    unpruned = random_denoiser(PUBLISHED.model_copy(update={"num_layers": min(layers, 8)}), device=str(DEVICE))
+    config = H3_PRUNED.model_copy(update={"num_layers": layers})
+    unpruned = random_denoiser(H3.model_copy(update={"num_layers": min(layers, 8)}), device=str(DEVICE))
     compare_with_diffusers(report, f"unpruned_{unpruned.config.num_layers}_blocks", unpruned)
     del unpruned
     torch.cuda.empty_cache()
@@ -394,7 +396,7 @@ def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> N
     torch.cuda.empty_cache()
     bf16.unlink()
     file_figures(report, "nvfp4", nvfp4)
-    if layers == PUBLISHED_PRUNED.num_layers:
+    if layers == H3_PRUNED.num_layers:
         missing = NVFP4_FILE_BYTES - nvfp4.stat().st_size  # of a header that publishers write otherwise
         report.gate("nvfp4_tensors_more_or_less", abs(len(DenoiserFiles.open(nvfp4).stored) - NVFP4_TENSORS), 0)
         report.gate("nvfp4_bytes_more_or_less", abs(missing), 200_000)
@@ -428,7 +430,7 @@ def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> N
 def main(
     target: Annotated[Path | None, typer.Argument(help="Where the JSON goes; else it is printed.")] = None,
     folder: Annotated[Path | None, typer.Option(help="For 53 GB of files.")] = None,
-    layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = PUBLISHED_PRUNED.num_layers,
+    layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = H3_PRUNED.num_layers,
     files: Annotated[bool, typer.Option(help="Write and read the files too.")] = True,
 ) -> None:
     report = Report()

@@ -20,6 +20,7 @@ from h3.model import TimeEmbedder, interpolate
 from h3.nvfp4 import dequantise, quantise
 from h3.precision import Precision
 from h3.tensor_file import TensorReader, TensorWriter, find_tensors
+from h3.untrained import H3, with_curve
 from tests.h3.checkpoint_files import (
     LINEARS,
     QKV,
@@ -30,7 +31,7 @@ from tests.h3.checkpoint_files import (
     quantise_layers,
     write_comfy,
 )
-from tests.h3.random_models import MEDIUM, PUBLISHED, PUBLISHED_PRUNED, random_denoiser
+from tests.h3.random_models import MEDIUM, random_denoiser
 from tests.h3.test_exact import ONE_STEP, errors, make_request
 from tests.servers import DIES_WITH_PARENT
 from tests.waiting import eventually
@@ -207,12 +208,12 @@ class TestPublishedSizes:
         return {name: form for unit in units for name, form in unit.forms.items()}
 
     def test_the_official_model_has_535_tensors(self):
-        forms = self.forms(PUBLISHED, Target.OFFICIAL)
+        forms = self.forms(H3, Target.OFFICIAL)
         assert len(forms) == 535
         assert sum(form.size_bytes for form in forms.values()) == 66_280_430_144
 
     def test_a_pruned_file_has_532_tensors_and_13_billion_parameters_less(self):
-        forms, whole = self.forms(PUBLISHED_PRUNED, Target.COMFY_PRUNED), self.forms(PUBLISHED, Target.OFFICIAL)
+        forms, whole = self.forms(with_curve(H3), Target.COMFY_PRUNED), self.forms(H3, Target.OFFICIAL)
         assert len(forms) == 532
         count = [sum(form.size_bytes // form.dtype.itemsize for form in all_.values()) for all_ in (whole, forms)]
         assert count[0] - count[1] == pytest.approx(13.0e9, rel=0.01)
@@ -220,7 +221,7 @@ class TestPublishedSizes:
         assert str(forms["blocks.49.adaln_proj.linear.weight"]) == "[96768, 8] float16"
 
     def test_an_nvfp4_file_has_1132_tensors_and_the_published_bytes_of_each_layer(self):
-        forms = self.forms(PUBLISHED_PRUNED, Target.COMFY_NVFP4)
+        forms = self.forms(with_curve(H3), Target.COMFY_NVFP4)
         assert len(forms) == 1132
         payload = sum(form.size_bytes for form in forms.values())
         # The published file ends at byte 12,528,636,800; its header lies before that: some hundred bytes a tensor.

@@ -183,7 +183,7 @@ class TestDenoise:
         report = json.loads((rendered / "report.json").read_text())
         latents = read_latents(rendered / "latents.safetensors", GEOMETRY, 24, 32)
         expected = {
-            "version": 1,
+            "version": 2,
             "model": str(model),
             "text_states": str(states),
             "noise": None,
@@ -194,6 +194,8 @@ class TestDenoise:
             "seed": SEED,
             "tokens": load_conditioning(states).layout(GEOMETRY).tokens,
             "peak_bytes": [0],
+            "weight_bytes": [sum(t.nbytes for t in load_denoiser(tiny.transformer, CPU).state_dict().values())],
+            "transport": None,
             "latents_sha256": {"video": sha256(latents.video), "audio": sha256(latents.audio)},
         }
         assert {name: report[name] for name in expected} == expected
@@ -284,7 +286,6 @@ class TestRefusing:
             (("--precision", "nvfp4"), "holds bf16 weights, not nvfp4"),
             (("--world-size", 10), "9 attention heads"),
             (("--mode", "pipeline"), "--mode 'pipeline' is not one of ulysses, tensor"),
-            (("--mode", "tensor", "--world-size", 2), "--mode tensor runs on one rank so far, not on 2"),
             (("--model", "gone"), "gone"),
             (("--text-states", "gone.safetensors"), "gone.safetensors is missing"),
             (("--noise", "gone.safetensors"), "gone.safetensors is missing"),
@@ -376,7 +377,7 @@ class TestErrorsOfRanks:
         def break_off(*_arguments):
             raise RanksFailed("rank 1 died")
 
-        monkeypatch.setattr("h3.on_files._run_ranks", break_off)
+        monkeypatch.setattr("h3.on_files.Fleet.run", break_off)
         arguments = ("--model", model, "--text-states", states, *RENDER, "--out", tmp_path / "o")
         assert run("denoise", *arguments, code=1) == "rank 1 died\n"
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from h3.checkpoint import load_denoiser
+from h3.checkpoint import DenoiserFiles, load_denoiser
 from h3.errors import PlacementError
+from h3.parallel.mode import Mode, trim_for
 from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import (
     CONTEXT_BYTES,
@@ -28,6 +29,7 @@ from h3.placement import (
 from h3.shelf import Shelf
 from h3.text import load_text_encoder
 from h3.tiny import DENOISER
+from h3.untrained import H3
 from h3.vae import VIDEO_DECODER, VIDEO_ENCODER, load_video_vae
 
 CPU = torch.device("cpu")
@@ -110,7 +112,7 @@ def test_on_the_cpu_only_host_memory_counts():
 
 def test_sizes_are_those_that_loading_takes(tiny):
     """Of every part, from headers alone."""
-    told = measure_needs(tiny, world_size=1).part_bytes
+    told = measure_needs(tiny, Mode.ULYSSES, world_size=1).part_bytes
     denoiser = load_denoiser(tiny.transformer, CPU).state_dict()
     video = load_video_vae(tiny.video_vae, CPU)
     text = load_text_encoder(tiny.text_encoder, tiny.tokenizer, CPU).module
@@ -119,14 +121,45 @@ def test_sizes_are_those_that_loading_takes(tiny):
         Part.VIDEO_ENCODER: bytes_of({n: t for n, t in video.state_dict().items() if n.startswith(VIDEO_ENCODER)}),
         Part.VIDEO_DECODER: bytes_of({n: t for n, t in video.state_dict().items() if n.startswith(VIDEO_DECODER)}),
         Part.PREPARATION: bytes_of({n: t for n, t in denoiser.items() if is_preparation(n)}),
-        Part.BLOCKS: bytes_of({n: t for n, t in denoiser.items() if not is_preparation(n)}),
+        Part.BLOCKS: block_bytes(denoiser),
     }
     for part, size in sizes.items():
         assert told[part] == pytest.approx(size, rel=0.05), part  # norms of the decoder are fp32
 
 
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_in_tensor_mode_the_blocks_size_is_that_of_the_largest_part_that_a_rank_loads(tiny, world_size):
+    files = DenoiserFiles.open(tiny.transformer)
+    trims = [trim_for(Mode.TENSOR, files.config, files.precision, rank, world_size) for rank in range(world_size)]
+    parts = [block_bytes(files.load(CPU, trim=trim).state_dict()) for trim in trims]
+    told = measure_needs(tiny, Mode.TENSOR, world_size).part_bytes[Part.BLOCKS]
+    whole = measure_needs(tiny, Mode.ULYSSES, world_size).part_bytes[Part.BLOCKS]
+    assert told == max(parts)
+    # Norms and heads are on every rank, and 9 heads are no even shares of two: 0.54 and 0.34 of the whole.
+    assert 1 / world_size <= told / whole < 1 / world_size + 0.05
+
+
 def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def block_bytes(denoiser):
+    return bytes_of({name: tensor for name, tensor in denoiser.items() if not is_preparation(name)})
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "rows"),
+    [(DENOISER, 2, 1), (H3, 3, 1), (H3, 4, 2), (H3, 7, 2)],
+    ids=["attention is widest", "attention just so", "the MLP just so", "the MLP is widest"],
+)
+def test_in_tensor_mode_each_further_rank_costs_a_token_its_row_and_beside_the_mlp_its_summand(
+    config, world_size, rows
+):
+    """A rank's layers see the rows of all ranks; in Ulysses each keeps to its own."""
+    fewer, more = (predict_token_bytes(config, ranks, keeps_rows=False) for ranks in (world_size, world_size + 1))
+    assert more - fewer == rows * 2 * config.hidden_size  # bf16
+    fewer, more = (predict_token_bytes(config, ranks, keeps_rows=True) for ranks in (world_size, world_size + 1))
+    assert more == fewer
 
 
 def test_a_shelved_module_is_the_same_after_every_way_there_and_back():
@@ -156,7 +189,7 @@ def test_the_prediction_agrees_with_what_was_measured_at_the_true_size():
     assert report["missed"] == []
     assert measured["measured"] <= measured["predicted"] <= 1.35 * measured["measured"]
     width = DENOISER.model_copy(update={"hidden_size": 5376, "num_attention_heads": 56, "ffn_dim": 14336})
-    assert measured["predicted"] == predict_token_bytes(width, 1) * 17_780
+    assert measured["predicted"] == predict_token_bytes(width, 1, keeps_rows=True) * 17_780
 
 
 def test_the_smallest_visible_gpu_counts(tmp_path, monkeypatch):

@@ -1,0 +1,430 @@
+"""Both distributed modes at every world size, against the model on one device: real ranks over Gloo.
+
+One fleet of eight ranks serves all world sizes, the smaller ones as groups of its first ranks. Sizes are ragged: 9
+heads, 9 units of the MLP, token counts that do not divide. In fp32, Ulysses does a device's own arithmetic, and
+tensor parallelism sums in another order. In bf16 that order moves roundings, which the blocks carry to some 5e-3.
+"""
+
+import copy
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from h3.checkpoint import Trim, keep_all
+from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
+from h3.denoise import Denoising
+from h3.errors import PartitionError, RanksDisagree
+from h3.model import Attention, Denoiser, Mlp, Modulation, Velocity, attend_all_heads
+from h3.parallel.agreement import RankFacts, confirm_agreement
+from h3.parallel.loading import load_spread
+from h3.parallel.mode import Mode, check_mode, spread, trim_for
+from h3.parallel.tensor import cut_weights, partition_weights, sum_over_ranks
+from h3.parallel.tokens import TokenShards, shard_tokens
+from h3.partition import Partition, WeightPartition, split_evenly
+from h3.precision import Precision
+from h3.sampler import Latents, draw_noise, make_schedule
+from h3.sequence import Clock, Geometry, Layout, Modality, Span
+from h3.transport import measure_transport
+from h3.untrained import H3, Untrained, with_curve
+from h3.weights import Recipe, put
+from tests.h3.ranks import running_ranks
+
+CPU = torch.device("cpu")
+MOST_RANKS = 8
+EVERY_SIZE = range(1, MOST_RANKS + 1)
+FORWARD_FP32, STEPS_FP32 = 1e-6, 1e-5
+BF16 = 2e-2  # of one forward and of the steps
+STEPS = {Precision.FP32: 12, Precision.BF16: 4, Precision.NVFP4: 4}
+LAYOUT = Layout(Geometry(96, 64, 22), text_tokens=11)  # 127 tokens: divisible by no world size
+CONFIG = H3.model_copy(
+    update={
+        "hidden_size": 384,
+        "num_layers": 2,
+        "num_attention_heads": 9,
+        "ffn_dim": 1152,
+        "text_dim": 64,
+        "freq_dim": 64,
+        "time_embed_hidden_dim": 96,
+        "time_embed_dim": 96,
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Calls `check(group, *arguments)` on the first ranks of a fleet, which takes a while to start."""
+    with running_ranks(MOST_RANKS) as call:
+        yield call
+
+
+class TestPartition:
+    def test_weights_are_cut_between_heads_and_between_units_of_the_format(self):
+        partition = partition_weights(H3, Precision.NVFP4, 6)
+        assert partition.heads.sizes == (10, 10, 9, 9, 9, 9)
+        assert partition.ffn.sizes == tuple(128 * units for units in (19, 19, 19, 19, 18, 18))
+        assert partition.qkv_rows(5) == (slice(6016, 7168), slice(13184, 14336), slice(20352, 21504))
+        assert partition.out_columns(5) == slice(6016, 7168)
+        assert partition.fc1_rows(5) == (slice(12032, 14336), slice(26368, 28672))
+        assert partition.fc2_columns(5) == slice(12032, 14336)
+        assert partition_weights(H3, Precision.BF16, 6).ffn.sizes == (2390, 2390, 2389, 2389, 2389, 2389)
+
+    @pytest.mark.parametrize("mode", Mode)
+    def test_a_rank_with_nothing_to_do_is_refused_with_the_numbers(self, mode):
+        with pytest.raises(PartitionError, match="9 attention heads cannot be split over 10 ranks: use at most 9"):
+            check_mode(mode, CONFIG, Precision.BF16, 10)
+
+    def test_a_rank_without_a_unit_of_the_mlp_is_refused_with_the_numbers(self):
+        narrow = CONFIG.model_copy(update={"ffn_dim": 640})
+        check_mode(Mode.TENSOR, narrow, Precision.BF16, 8)
+        check_mode(Mode.ULYSSES, narrow, Precision.NVFP4, 8)
+        with pytest.raises(PartitionError, match=r"640 FFN values, which are 5 units of 128, cannot be .* 8 ranks"):
+            check_mode(Mode.TENSOR, narrow, Precision.NVFP4, 8)
+
+    def test_a_last_unit_may_be_a_shorter_one(self):
+        assert split_evenly(1100, 4, what="values", unit=128).sizes == (384, 256, 256, 204)
+
+
+class TestCollectives:
+    @pytest.mark.parametrize("world_size", EVERY_SIZE)
+    def test_ranks_trade_tokens_for_heads_and_back_exactly(self, ranks, world_size):
+        ranks(check_identity, world_size=world_size)
+
+    @pytest.mark.parametrize("world_size", EVERY_SIZE)
+    def test_rows_are_gathered_from_unequal_ranks_and_from_those_that_have_none(self, ranks, world_size):
+        ranks(check_gather, world_size=world_size)
+
+    @pytest.mark.parametrize("world_size", EVERY_SIZE)
+    def test_summands_become_each_ranks_rows_of_the_sum_rounded_once(self, ranks, world_size):
+        ranks(check_reduction, world_size=world_size)
+
+    def test_what_is_sent_to_other_ranks_is_metered(self, ranks):
+        ranks(check_meter, world_size=3)
+
+
+def check_identity(group):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    for total, heads in ((17, 9), (world_size + 1, 9), (64, 8)):
+        tokens, owned = split_evenly(total, world_size, what="tokens"), split_evenly(heads, world_size, what="heads")
+        whole = torch.randn(total, 3, heads, 8, generator=torch.Generator().manual_seed(3)).bfloat16()
+        part = scatter_heads(whole[tokens.owned(rank)], tokens, owned, group)
+        assert torch.equal(part, whole[:, :, owned.owned(rank)])
+        back = gather_heads(part[:, 0].contiguous(), tokens, owned, group)
+        assert torch.equal(back, whole[tokens.owned(rank), 0])
+
+
+def check_gather(group):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    for rows in (split_evenly(17, world_size, what="rows"), Partition((0,) * (world_size - 1) + (5,))):
+        whole = torch.randn(rows.total, 3, generator=torch.Generator().manual_seed(4))
+        assert torch.equal(gather_rows(whole[rows.owned(rank)], rows, group), whole)
+
+
+def check_reduction(group):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    rows = split_evenly(17, world_size, what="rows")
+    summands = torch.randn(world_size, 17, 40, generator=torch.Generator().manual_seed(5))
+    for dtype, rounding in ((torch.float32, 2**-22), (torch.bfloat16, 2**-8)):
+        given = summands.to(dtype)
+        found = reduce_rows(given[rank], rows, group)
+        exact = given.double().sum(0)[rows.owned(rank)]
+        # Sums that nearly cancel are as exact as their largest summand's fp32 rounding.
+        assert ((found.double() - exact).abs() <= rounding * exact.abs() + 2**-20).all()
+        assert found.dtype == dtype
+        assert torch.equal(found, reduce_rows(given[rank], rows, group))
+
+
+def check_meter(group):
+    tokens, heads = Partition((3, 2, 2)), Partition((2, 1, 1))
+    rank = dist.get_rank(group)
+    with measure_transport() as meter:
+        scatter_heads(torch.zeros(tokens.sizes[rank], 3, 4, 8), tokens, heads, group)
+        gather_rows(torch.zeros(tokens.sizes[rank], 8), tokens, group)
+    told = meter.read()
+    traded = tokens.sizes[rank] * 3 * (4 - heads.sizes[rank]) * 8
+    gathered = 2 * 3 * 8  # to each of the two others, padded to the largest rank's rows
+    assert (told.sent_bytes, told.calls) == (4 * (traded + gathered), 2)
+    assert told.seconds > 0
+    reduce_rows(torch.zeros(7, 8), tokens, group)  # no longer metered
+    assert meter.read().calls == 2
+
+
+class TestLayers:
+    def test_attention_over_two_ranks_is_attention(self, ranks):
+        ranks(check_attention, world_size=2)
+
+    @pytest.mark.parametrize("world_size", [2, 6])
+    def test_a_layer_of_which_each_rank_has_a_part_is_the_layer_with_its_bias_added_once(self, ranks, world_size):
+        ranks(check_layers, world_size=world_size)
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+    def test_the_final_projection_of_shards_is_that_of_all_rows(self, ranks, world_size):
+        ranks(check_final_projection, world_size=world_size)
+
+
+@torch.inference_mode()
+def check_attention(group):
+    qkv = torch.randn(33, 3, 9, 128, generator=torch.Generator().manual_seed(6))
+    tokens, heads = split_evenly(33, 2, what="tokens"), split_evenly(9, 2, what="heads")
+    owned = tokens.owned(dist.get_rank(group))
+    found = gather_heads(attend_all_heads(scatter_heads(qkv[owned], tokens, heads, group)), tokens, heads, group)
+    torch.testing.assert_close(found, attend_all_heads(qkv)[owned], rtol=1e-6, atol=1e-6)
+
+
+@torch.inference_mode()
+def check_layers(group):
+    """H3's projections have no bias; these have one, so that adding it on each rank, or on none, shows."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    x = torch.randn(25, CONFIG.hidden_size, generator=torch.Generator().manual_seed(7))
+    for name, last, kind in (("attn", "out_proj", Attention), ("mlp", "fc2", Mlp)):
+        whole = biased_model()
+        expected = whole.blocks[0].get_submodule(name)(x)
+        shards = TokenShards(group)
+        shards.tokens = split_evenly(25, world_size, what="tokens")
+        partition = partition_weights(CONFIG, Precision.FP32, world_size)
+        part = in_memory(whole, partial(cut_weights, partition=partition, rank=rank))
+        layer = part.blocks[0].get_submodule(name)
+        assert isinstance(layer, kind)
+        sum_over_ranks(layer, layer.get_submodule(last), shards)
+        owned = shards.tokens.owned(rank)
+        assert relative_error(layer(x[owned]), expected[owned]) < FORWARD_FP32
+        bias = whole.blocks[0].get_submodule(f"{name}.{last}").bias
+        assert relative_error(expected - bias, expected) > 10 * FORWARD_FP32
+
+
+def biased_model():
+    model = Untrained(CONFIG.model_copy(update={"num_layers": 1})).load(CPU, Precision.FP32)
+    for projection in (model.blocks[0].attn.out_proj, model.blocks[0].mlp.fc2):
+        bias = torch.randn(CONFIG.hidden_size, generator=torch.Generator().manual_seed(8))
+        projection.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return model
+
+
+@torch.inference_mode()
+def check_final_projection(group):
+    whole, sharded = (Untrained(CONFIG).load(CPU, Precision.FP32) for _ in range(2))
+    whole.blocks, sharded.blocks = torch.nn.ModuleList(), torch.nn.ModuleList()
+    shard_tokens(sharded, group, layers_see_all_rows=False)
+    timesteps = make_schedule(4).timesteps()[1]
+    modulation = Modulation([], whole.modulation(timesteps).final)
+    x = torch.randn(LAYOUT.tokens, CONFIG.hidden_size, generator=torch.Generator().manual_seed(9))
+    rope = whole.rotary(LAYOUT.positions())
+    found, expected = (model.velocity(x, rope, LAYOUT.spans, modulation) for model in (sharded, whole))
+    assert worst(found, expected) < FORWARD_FP32
+    sharded.final_layer.video_out.bias.zero_()
+    without = sharded.velocity(x, rope, LAYOUT.spans, modulation)
+    assert relative_error(without.video, expected.video) > 10 * FORWARD_FP32
+
+
+class TestModel:
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("world_size", EVERY_SIZE)
+    def test_fp32_is_one_device(self, ranks, one_device, mode, world_size):
+        limits = (0, 0) if world_size == 1 else (FORWARD_FP32, STEPS_FP32)
+        ranks(check_parity, mode, Precision.FP32, one_device[Precision.FP32], *limits, world_size=world_size)
+
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("world_size", EVERY_SIZE)
+    def test_one_token_more_than_ranks_is_enough(self, ranks, mode, world_size):
+        ranks(check_few_tokens, mode, world_size=world_size)
+
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
+    @pytest.mark.parametrize("world_size", [1, 2, 6, 7])
+    def test_bf16_and_nvfp4_are_one_device_within_their_roundings(self, ranks, one_device, mode, precision, world_size):
+        limits = (0, 0) if world_size == 1 else (BF16, BF16)
+        ranks(check_parity, mode, precision, one_device[precision], *limits, world_size=world_size)
+
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("world_size", [1, 3, 8])
+    def test_a_second_run_gives_the_same_bits_and_every_rank_has_them(self, ranks, mode, world_size):
+        ranks(check_determinism, mode, world_size=world_size)
+
+    @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
+    def test_each_mistake_moves_the_result_ten_times_further(self, ranks, one_device, precision):
+        ranks(check_mistakes, precision, one_device[precision][0], world_size=3)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    """By precision: a velocity and some steps of the whole model, which every rank is compared with."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks have it: more round otherwise
+    yield {precision: run(Kept(CONFIG).load(CPU, precision), STEPS[precision]) for precision in STEPS}
+    torch.set_num_threads(threads)
+
+
+class Kept(Untrained):
+    """Draws the whole model only once in a process."""
+
+    def load(self, device, precision=None, waits=lambda _: False, trim=keep_all):
+        return in_memory(whole_model(self.config, precision), trim)
+
+
+@cache
+def whole_model(config, precision):
+    return Untrained(config).load(CPU, precision)
+
+
+def in_memory(whole: Denoiser, trim: Trim) -> Denoiser:
+    """A model of the whole one's values, or of what `trim` leaves of them."""
+    values = whole.state_dict()
+    recipes = {name: Recipe((), lambda _, name=name: values[name]) for name in values}
+    model = copy.deepcopy(whole)
+    for name, recipe in trim(model, recipes).items():
+        put(model, name, recipe.build([]))
+    return model
+
+
+def spread_model(mode, precision, group):
+    return load_spread(Kept(CONFIG), "", mode, CPU, group, precision=precision).model
+
+
+@torch.inference_mode()
+def run(model: Denoiser, steps: int) -> tuple[Velocity, Latents]:
+    """One velocity, and what all steps make of the same noise."""
+    noise, denoising = begin(model, steps)
+    latents = noise
+    for step in range(steps):
+        _, latents = denoising.step(step, latents)
+    return one_velocity(model), latents
+
+
+@torch.inference_mode()
+def one_velocity(model: Denoiser) -> Velocity:
+    """Amid a schedule."""
+    noise, denoising = begin(model, 3)
+    packed = model.embed(denoising.text, denoising.keyframes, noise.audio, noise.video)
+    return model.velocity(packed, denoising.rope, LAYOUT.spans, denoising.modulation.at(1))
+
+
+def begin(model: Denoiser, steps: int) -> tuple[Latents, Denoising]:
+    states = torch.randn(11, CONFIG.text_dim, generator=torch.Generator().manual_seed(1)).bfloat16()
+    noise = draw_noise(LAYOUT.geometry, CONFIG.in_channels, CONFIG.audio_in_channels, 7).latents
+    return noise, Denoising.begin(model, states, LAYOUT, make_schedule(steps))
+
+
+def check_parity(group, mode, precision, expected, forward, steps):
+    velocity, latents = run(spread_model(mode, precision, group), STEPS[precision])
+    assert worst(velocity, expected[0]) <= forward
+    assert worst(latents, expected[1]) <= steps
+
+
+@torch.inference_mode()
+def check_few_tokens(group, mode):
+    """A sequence that no request has, of all modalities."""
+    tokens = dist.get_world_size(group) + 1
+    x = torch.randn(tokens, CONFIG.hidden_size, generator=torch.Generator().manual_seed(2))
+    spans = [Span(0, 1, Modality.TEXT, Clock.VIDEO), Span(1, tokens, Modality.VIDEO, Clock.VIDEO, is_target=True)]
+    if tokens > 2:
+        spans[1:] = [Span(1, 2, Modality.AUDIO, Clock.AUDIO, is_target=True), replace(spans[1], start=2)]
+    positions = torch.rand(tokens, 3, generator=torch.Generator().manual_seed(3)) * 40
+    found, expected = (
+        model.velocity(x, model.rotary(positions), spans, model.modulation(torch.tensor([0.3, 0.6])))
+        for model in (spread_model(mode, Precision.FP32, group), Untrained(CONFIG).load(CPU, Precision.FP32))
+    )
+    assert found.video.shape == expected.video.shape
+    assert relative_error(found.video, expected.video) <= FORWARD_FP32
+    torch.testing.assert_close(found.audio, expected.audio, rtol=1e-5, atol=1e-6)
+
+
+def check_determinism(group, mode):
+    model = spread_model(mode, Precision.BF16, group)
+    (_, first), (_, second) = run(model, steps=3), run(model, steps=3)
+    assert torch.equal(first.video, second.video)
+    assert torch.equal(first.audio, second.audio)
+    everyone = [torch.empty_like(first.video) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, first.video, group=group)
+    assert all(torch.equal(other, first.video) for other in everyone)
+
+
+class OthersHeads(WeightPartition):
+    """The next rank's heads, put out as this one's."""
+
+    def qkv_rows(self, rank):
+        return super().qkv_rows((rank + 1) % self.heads.ranks)
+
+
+class OthersValues(WeightPartition):
+    """Gates of this rank, values of the next."""
+
+    def fc1_rows(self, rank):
+        return super().fc1_rows(rank)[0], super().fc1_rows((rank + 1) % self.ffn.ranks)[1]
+
+
+class HeadsInterleaved(WeightPartition):
+    """As if the rows of q, k and v lay head by head."""
+
+    def qkv_rows(self, rank):
+        heads = self.out_columns(rank)
+        return (slice(3 * heads.start, 3 * heads.stop),)
+
+
+def check_mistakes(group, precision, expected):
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    right = partition_weights(CONFIG, precision, world_size)
+    assert {len(set(part.sizes)) for part in (right.heads, right.ffn)} == {1}, "another's part must fit"
+    for mistaken in (OthersHeads, OthersValues, HeadsInterleaved):
+        partition = mistaken(right.heads, right.head_dim, right.ffn)
+        model = in_memory(whole_model(CONFIG, precision), partial(cut_weights, partition=partition, rank=rank))
+        spread(model, Mode.TENSOR, group)
+        assert worst(one_velocity(model), expected) > 10 * BF16, mistaken
+    for mode in Mode:
+        model = spread_model(mode, precision, group)
+        if rank == world_size - 1:
+            for block in model.blocks:
+                block.adaln_proj.linear.bias.data = torch.zeros_like(block.adaln_proj.linear.bias)
+        assert worst(one_velocity(model), expected) > 10 * BF16, mode
+
+
+class TestAgreement:
+    def test_ranks_that_are_alike_go_on(self, ranks):
+        ranks(check_agreement)
+
+    @pytest.mark.parametrize("name", ["config", "checkpoint", "mode", "precision", "torch", "nccl"])
+    def test_a_rank_that_differs_is_named_on_every_rank(self, ranks, name):
+        ranks(check_disagreement, name, world_size=3)
+
+    @pytest.mark.parametrize("mode", Mode)
+    def test_ranks_that_load_unlike_models_stop_before_they_load(self, ranks, mode):
+        ranks(check_unlike_models, mode, world_size=2)
+
+
+def check_agreement(group):
+    confirm_agreement(RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p"), group, CPU)
+
+
+def check_disagreement(group, name):
+    facts = RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p")
+    if dist.get_rank(group) == 1:
+        facts = replace(facts, **{name: "another"})
+    with pytest.raises(RanksDisagree, match=rf"disagree on {name} \(rank 0: .*; rank 1: another; rank 2: "):
+        confirm_agreement(facts, group, CPU)
+
+
+def check_unlike_models(group, mode):
+    class Unloadable(Untrained):
+        def load(self, *_arguments, **_named):
+            raise AssertionError("loaded all the same")
+
+    source = Unloadable(CONFIG, seed=dist.get_rank(group))
+    with pytest.raises(RanksDisagree, match="disagree on checkpoint"):
+        load_spread(source, source.digest, mode, CPU, group)
+
+
+def worst(found, expected) -> float:
+    """Of video and audio."""
+    return max(relative_error(found.video, expected.video), relative_error(found.audio, expected.audio))
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def test_the_noise_knows_no_world_size():
+    """Nothing that draws it is told one; this holds the order of the draws."""
+    assert trim_for(Mode.ULYSSES, with_curve(H3), Precision.BF16, 1, 2) is keep_all
+    once, again = (draw_noise(LAYOUT.geometry, 24, 32, 7).latents for _ in range(2))
+    assert torch.equal(once.video, again.video)
