@@ -20,6 +20,7 @@ EXTRAS = {
     "encode-text": "h3",
     "denoise": "h3",
     "decode": "h3",
+    "report": "report",
     "doctor": "worker",
 }  # else: embedded
 

@@ -190,6 +190,26 @@ def pick_device(name: str | None) -> "torch.device":
     return torch.device("cpu") if name == "cpu" or not torch.cuda.is_available() else torch.device("cuda", 0)
 
 
+@app.command("report")
+def report_command(
+    reports: Annotated[list[Path], typer.Argument(help="What `denoise` has written, or files of many such runs.")],
+    plot: Annotated[Path | None, typer.Option(help="A .png file to write: speed-up over GPUs.")] = None,
+) -> None:
+    """Compare runs of `denoise`: time by GPUs, transport, memory, and whether latents were reproduced."""
+    from h3.report import read_runs
+    from h3.report_table import print_report
+
+    with plain_errors():
+        runs = read_runs(reports)
+        if plot:
+            from h3.report_plot import draw_scaling  # matplotlib comes with an extra of its own
+
+            draw_scaling(runs, plot)
+    print_report(runs)
+    if plot:
+        typer.echo(plot)
+
+
 @app.command()
 def bench(
     checkpoint: Annotated[Path, typer.Argument(help="Root of a checkpoint.")],
