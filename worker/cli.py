@@ -11,6 +11,7 @@ import jobs.operator_cli
 from jobs.cli import StoreUrl, Url, plain_errors, read_settings
 from jobs.errors import RedisRefused, RedisUnavailable, StoreRefused, StoreUnavailable
 from jobs.queues import QueueName
+from jobs.request import Mode
 from worker.errors import StartRefused, Unhealthy, WorkerError
 from worker.settings import Backend, WorkerSettings
 
@@ -21,6 +22,9 @@ EXIT_FAILED, EXIT_WRONG_USAGE, EXIT_TRY_LATER, EXIT_UNHEALTHY = 1, 2, 75, 78
 
 DEMO_PROMPT = "a paper boat drifting over a puddle while rain patters on a tin roof"
 
+SharingMode = Annotated[
+    Mode | None, typer.Option("--mode", help="How ranks share a render (env: H3_MODE; auto: as the runner does)")
+]
 
 worker_app = typer.Typer(invoke_without_command=True)
 worker_app.add_typer(jobs.operator_cli.worker_app)
@@ -32,6 +36,7 @@ def worker(
     context: typer.Context,
     checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
     ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
+    mode: SharingMode = None,
     backend: Annotated[Backend | None, typer.Option(help="(env: H3_BACKEND)")] = None,
     runner: Annotated[str | None, typer.Option(help="module:class (env: H3_RUNNER)")] = None,
     queue: Annotated[
@@ -54,6 +59,7 @@ def worker(
             WorkerSettings,
             model_path=checkpoint,
             world_size=ranks,
+            mode=mode,
             backend=backend,
             runner=runner,
             redis_url=url,
@@ -101,6 +107,7 @@ def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and hea
 def doctor(
     checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
     ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
+    mode: SharingMode = None,
     url: Url = None,
     store: StoreUrl = None,
 ) -> None:
@@ -110,7 +117,7 @@ def doctor(
     failed = 0
     with plain_errors():
         settings = read_settings(
-            WorkerSettings, model_path=checkpoint, world_size=ranks, redis_url=url, store_url=store
+            WorkerSettings, model_path=checkpoint, world_size=ranks, mode=mode, redis_url=url, store_url=store
         )
     for finding in examine(settings):
         failed += bool(finding.remedy)

@@ -7,7 +7,8 @@ The worker calls a runner with `request` (jobs.request.ResolvedRequest), `work_d
 and sets it up with `checkpoint` (str). A runner class may have the classmethods `preflight(world_size, *, checkpoint)`,
 which raises RunnerError for what it cannot serve before any rank is started, and
 `abilities(world_size, *, checkpoint)`, which returns Abilities, and `describe_placement(world_size, *, checkpoint)`,
-which returns lines for people.
+which returns lines for people. A runner whose ranks can share a render in several ways takes `mode` (str, a
+jobs.request.Mode), too, in `setup` and in all of these that it has: the worker gives it where H3_MODE names one.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """The worker's life: check everything, start the fleet, serve the queue, and start over when the fleet is sick."""
 
 import importlib
+import inspect
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError
 from jobs.connection import connect, redis_errors, redis_url, require_usable
 from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
+from jobs.request import Mode
 from jobs.store import open_store
 from jobs.workers import WorkerState, write_worker
 from worker import metrics
@@ -104,7 +106,7 @@ def check_spool(folder: Path | None) -> None:
 
 def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:
     """Load the model on every rank. Raises FleetNotStarted, and Interrupted if it was shut down meanwhile."""
-    log.info("starting the fleet", runner=settings.runner, model=str(settings.model_path))
+    log.info("starting the fleet", runner=settings.runner, mode=settings.mode, model=str(settings.model_path))
     began_at = time.monotonic()
     try:
         controller.start(timeout=timedelta(seconds=settings.start_timeout_s), **setup)
@@ -132,8 +134,28 @@ def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPUR
             "(`h3render checkpoint tiny DIR` writes an untrained one to try)"
         )
     setup: dict[str, object] = {"checkpoint": str(settings.model_path)}
+    if settings.mode is not Mode.AUTO:
+        require_modes(runner, settings.mode)
+        setup["mode"] = settings.mode.value
     preflight(runner, world_size, setup)
     return runner, setup
+
+
+def require_modes(runner: type[MGPURunner], mode: Mode) -> None:
+    """Raises StartRefused if the runner cannot be told how its ranks share a render."""
+    for name in ("setup", "preflight", "abilities", "describe_placement"):
+        method: Callable[..., object] | None = getattr(runner, name, None)
+        if method is not None and not takes_mode(method):
+            raise StartRefused(
+                f"H3_MODE {mode}: `{name}` of {runner.__module__}:{runner.__qualname__} takes no mode: "
+                "leave H3_MODE and --mode out, or name another runner in H3_RUNNER"
+            )
+
+
+def takes_mode(method: Callable[..., object]) -> bool:
+    """Whether it has the keyword `mode`, or hands on whatever it gets."""
+    parameters = inspect.signature(method).parameters.values()
+    return any(each.name == "mode" or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, IPvAnyAddress, PositiveFloat, PositiveInt
 
 from jobs.lease import LEASE_S
+from jobs.request import Mode
 from jobs.settings import ClientSettings, default_cache_dir
 
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
@@ -36,6 +37,7 @@ class WorkerSettings(ClientSettings):
     runner: str = "h3.runner:H3Runner"  # module:class
     backend: Backend = Backend.AUTO
     world_size: PositiveInt | None = None  # ranks; else every visible GPU, or 2 on the CPU
+    mode: Mode = Mode.AUTO  # how they share a render; auto: as the runner does by itself
     spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
     cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and logs
     start_timeout_s: PositiveFloat = 1800.0  # to load the model on every rank

@@ -82,3 +82,10 @@ def test_the_doctor_names_what_fails_and_the_remedy(user):
     done = run("doctor", "--store", "file:///proc/h3render", **user)
     assert done.returncode == 1
     assert "FAIL  store" in done.stdout
+
+
+def test_the_doctor_tells_where_a_models_parts_stay_on_a_rank_in_a_mode(user, checkpoint):
+    flags = ("--checkpoint", str(checkpoint), "--ranks", "2", "--mode", "tensor")
+    told = run("doctor", *flags, H3_BACKEND="gloo", **user).stdout
+    assert "can be served by 2 ranks in mode tensor" in told
+    assert "blocks: 6.5 MiB" in told  # of 12

@@ -91,6 +91,7 @@ def test_more_ranks_than_heads_are_refused_before_a_rank_starts(redis_url, file_
         (["--ranks", "0"], {}, "H3_WORLD_SIZE 0"),
         ([], {"H3_WORLD_SIZE": "two"}, "H3_WORLD_SIZE 'two'"),
         ([], {"H3_BACKEND": "mpi"}, "H3_BACKEND 'mpi'"),
+        ([], {"H3_MODE": "pipeline"}, "H3_MODE 'pipeline': input should be 'auto', 'ulysses' or 'tensor'"),
         ([], {"H3_LOG_FORMAT": "yaml"}, "H3_LOG_FORMAT 'yaml'"),
         ([], {"H3_SPOOL_DIR": "/nowhere"}, "H3_SPOOL_DIR /nowhere"),
     ],

@@ -1,0 +1,72 @@
+"""What a worker sets its runner up with, and what it then offers; no rank is started."""
+
+import pytest
+
+from jobs.request import Mode
+from tests.worker.runners import Light
+from worker.errors import StartRefused
+from worker.items import Abilities
+from worker.mgpu import RunnerError
+from worker.serve import choose_runner, read_offer
+from worker.settings import WorkerSettings
+
+
+class Sharing(Light):
+    """Its ranks can share a render in two ways."""
+
+    def setup(self, *, checkpoint, mode="ulysses"):
+        pass
+
+    @classmethod
+    def preflight(cls, world_size, *, checkpoint, mode="ulysses"):
+        if mode == "tensor" and world_size > 4:
+            raise RunnerError(f"no tensor mode on {world_size} ranks")
+
+    @classmethod
+    def abilities(cls, world_size, *, checkpoint, mode="ulysses"):
+        return Abilities("digest", modes=(mode,), precisions=("bf16",))
+
+
+class HandsOn(Sharing):
+    def setup(self, **setup):
+        super().setup(**setup)
+
+
+class ChecksOneWay(Sharing):
+    @classmethod
+    def preflight(cls, world_size, *, checkpoint):
+        pass
+
+
+def choose(runner, mode, world_size=2):
+    settings = WorkerSettings(model_path="model", runner=f"{__name__}:{runner.__name__}", mode=mode)
+    return choose_runner(settings, world_size)
+
+
+@pytest.mark.parametrize("runner", [Sharing, HandsOn])
+@pytest.mark.parametrize(
+    ("mode", "told", "offered"),
+    [
+        ("auto", {}, Mode.ULYSSES),
+        ("ulysses", {"mode": "ulysses"}, Mode.ULYSSES),
+        ("tensor", {"mode": "tensor"}, Mode.TENSOR),
+    ],
+)
+def test_a_worker_offers_the_mode_that_it_sets_its_runner_up_with(runner, mode, told, offered):
+    chosen, setup = choose(runner, mode)
+    assert (chosen, setup) == (runner, {"checkpoint": "model", **told})
+    assert read_offer(chosen, 2, setup, "gloo").modes == (offered,)
+
+
+def test_a_runner_may_refuse_a_mode():
+    choose(Sharing, "ulysses", world_size=5)
+    with pytest.raises(StartRefused, match="no tensor mode on 5 ranks"):
+        choose(Sharing, "tensor", world_size=5)
+
+
+@pytest.mark.parametrize(("runner", "method"), [(Light, "setup"), (ChecksOneWay, "preflight")])
+def test_a_mode_is_refused_for_a_runner_that_cannot_be_told(runner, method):
+    assert choose(runner, "auto") == (runner, {"checkpoint": "model"})
+    told = rf"H3_MODE tensor: `{method}` of \S+:{runner.__name__} takes no mode: leave H3_MODE and --mode out, or name"
+    with pytest.raises(StartRefused, match=told):
+        choose(runner, "tensor")
