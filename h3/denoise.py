@@ -45,8 +45,12 @@ class Denoising:
 
     def step(self, index: int, x: Latents) -> tuple[Latents, Latents]:
         """One model evaluation (0-based). Returns the clean estimate and the next latents, alike on every rank."""
-        packed = self.denoiser.embed(self.text, self.keyframes, x.audio, x.video)
-        velocity = self.denoiser.velocity(packed, self.rope, self.layout.spans, self.modulation.at(index))
+        velocity = self.denoiser.velocity(
+            self.denoiser.embed(self.text, self.keyframes, x.audio, x.video),  # unnamed, so that ranks can free it
+            self.rope,
+            self.layout.spans,
+            self.modulation.at(index),
+        )
         return advance(self.schedule, index, x, velocity)
 
 

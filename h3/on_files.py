@@ -260,10 +260,12 @@ class Fleet:
 
 
 @contextmanager
-def running_ranks(model: Path | Untrained, ranks: Ranks) -> Iterator[Fleet]:
+def running_ranks(
+    model: Path | Untrained, ranks: Ranks, runner: type[DenoiseRunner] = DenoiseRunner
+) -> Iterator[Fleet]:
     """Start them and load. Raises what `denoise` does."""
     backend: Literal["nccl", "gloo"] = "nccl" if ranks.device == "cuda" else "gloo"
-    with MGPUController(DenoiseRunner, num_gpus=ranks.world_size, backend=backend, outputs="cpu") as controller:
+    with MGPUController(runner, num_gpus=ranks.world_size, backend=backend, outputs="cpu") as controller:
         begun = time.perf_counter()
         with _plain_rank_errors():
             controller.start(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,10 +42,15 @@ def first_ranks(world_size: int) -> dist.ProcessGroup:
     return dist.new_group(list(range(world_size)))
 
 
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where this rank's tensors of the group are."""
+    return torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+
+
 @contextmanager
-def running_ranks(most: int) -> Iterator[Call]:
+def running_ranks(most: int, backend: Literal["gloo", "nccl"] = "gloo") -> Iterator[Call]:
     """Starts so many ranks."""
-    with MGPUController(CheckRunner, num_gpus=most, backend="gloo", collective_timeout=60) as controller:
+    with MGPUController(CheckRunner, num_gpus=most, backend=backend, collective_timeout=60) as controller:
         controller.start()
 
         def call(check: Check, *arguments: object, world_size: int | None = None) -> None:
