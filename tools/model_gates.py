@@ -6,13 +6,12 @@ Writes the pruned bf16 file (40 GB) and the NVFP4 file (12.5 GB) below DIR, one 
 Gates are printed and kept with their limits; the exit code is 1 if one is missed. `--layers` makes a quick run.
 """
 
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +21,7 @@ import typer
 from diffusers import MiniMaxH3Transformer3DModel
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
-
-from machine import describe_machine  # noqa: E402
+sys.path[:0] = [str(ROOT)]
 
 from h3.checkpoint import DenoiserFiles, load_denoiser  # noqa: E402
 from h3.config import DenoiserConfig  # noqa: E402
@@ -42,6 +39,8 @@ from h3.untrained import H3, with_curve  # noqa: E402
 from tests.h3.oracle import diffusers_model, diffusers_velocity  # noqa: E402
 from tests.h3.random_models import MEDIUM_PRUNED, random_denoiser  # noqa: E402
 from tests.h3.text_files import published_inventory, published_markers  # noqa: E402
+from tools.gates import Gates, judge  # noqa: E402
+from tools.machine import describe_machine  # noqa: E402
 
 H3_PRUNED = with_curve(H3)
 SHAPE = Geometry(864, 480, 141)
@@ -52,29 +51,13 @@ NVFP4_TENSORS, NVFP4_FILE_BYTES = 1132, 12_528_636_800  # as published
 FORWARD, FORWARD_FP32, LINEAR = 1e-2, 1e-5, 4e-3
 
 
-@dataclass
-class Report:
-    """Figures, and gates among them."""
-
-    figures: dict[str, object] = field(default_factory=dict)
-    missed: list[str] = field(default_factory=list)
-
-    def tell(self, name: str, value: object) -> None:
-        self.figures[name] = value
-        typer.echo(f"{name}: {value}", err=True)
-
-    def gate(self, name: str, value: float, at_most: float) -> None:
-        self.tell(name, {"value": value, "at_most": at_most, "met": value <= at_most})
-        if value > at_most:
-            self.missed.append(name)
-
-    @contextmanager
-    def seconds(self, name: str) -> Iterator[None]:
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        yield
-        torch.cuda.synchronize()
-        self.tell(name, round(time.perf_counter() - begun, 3))
+@contextmanager
+def timing(gates: Gates, name: str) -> Iterator[None]:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    yield
+    torch.cuda.synchronize()
+    gates.tell(name, round(time.perf_counter() - begun, 3))
 
 
 @dataclass(frozen=True)
@@ -122,7 +105,7 @@ def weigh(tensor: torch.Tensor) -> int:
     return total
 
 
-def compare_with_diffusers(report: Report, name: str, model: Denoiser) -> None:
+def compare_with_diffusers(gates: Gates, name: str, model: Denoiser) -> None:
     """One forward of the true width, on the same weights."""
     twin = diffusers_model(model)
     for shape, geometry in (("small", SMALL), ("480p141", SHAPE)):
@@ -130,11 +113,11 @@ def compare_with_diffusers(report: Report, name: str, model: Denoiser) -> None:
         ours, theirs = request.velocity(model), theirs_of(twin, request)
         for part in ("video", "audio"):
             error = relative(getattr(ours, part), getattr(theirs, part))
-            report.gate(f"{name}_forward_against_diffusers_{shape}_{part}", error, FORWARD)
-            report.tell(
+            gates.at_most(f"{name}_forward_against_diffusers_{shape}_{part}", error, FORWARD)
+            gates.tell(
                 f"{name}_velocity_rms_{shape}_{part}", round(getattr(ours, part).square().mean().sqrt().item(), 3)
             )
-    report.tell(f"{name}_attended_share", attended_shares(model))
+    gates.tell(f"{name}_attended_share", attended_shares(model))
 
 
 def theirs_of(twin: MiniMaxH3Transformer3DModel, request: Request) -> Velocity:
@@ -184,7 +167,7 @@ def _load_apart(path: Path, found: "mp.Queue[dict[str, float]]") -> None:
     del model
 
 
-def load_apart(report: Report, name: str, path: Path) -> None:
+def load_apart(gates: Gates, name: str, path: Path) -> None:
     context = mp.get_context("spawn")
     queue: mp.Queue[dict[str, float]] = context.Queue()
     process = context.Process(target=_load_apart, args=(path, queue))
@@ -192,16 +175,16 @@ def load_apart(report: Report, name: str, path: Path) -> None:
     found = queue.get(timeout=500)
     process.join()
     largest = max(stored.form.size_bytes for stored in DenoiserFiles.open(path).stored.values())
-    report.gate(f"{name}_load_host_bytes", found.pop("host_bytes"), largest + (1 << 30))
-    report.tell(f"{name}_load", {key: round(value, 2) for key, value in found.items()})
+    gates.at_most(f"{name}_load_host_bytes", found.pop("host_bytes"), largest + (1 << 30))
+    gates.tell(f"{name}_load", {key: round(value, 2) for key, value in found.items()})
 
 
-def file_figures(report: Report, name: str, path: Path) -> None:
+def file_figures(gates: Gates, name: str, path: Path) -> None:
     files = DenoiserFiles.open(path)
-    report.tell(f"{name}_file", {"tensors": len(files.stored), "bytes": path.stat().st_size})
+    gates.tell(f"{name}_file", {"tensors": len(files.stored), "bytes": path.stat().st_size})
 
 
-def sample(report: Report, name: str, model: Denoiser) -> None:
+def sample(gates: Gates, name: str, model: Denoiser) -> None:
     """A few steps of the seed's shape: time, and memory against what the placement predicts."""
     request = Request.of(model.config, SHAPE)
     denoising, latents = request.begin(model, steps=12), request.noise
@@ -216,34 +199,34 @@ def sample(report: Report, name: str, model: Denoiser) -> None:
         seconds.append(time.perf_counter() - begun)
     peak = torch.cuda.max_memory_allocated()
     predicted = predict_token_bytes(model.config, world_size=1, keeps_rows=True) * request.layout.tokens
-    report.tell(f"{name}_step_s", round(min(seconds), 4))
-    report.tell(f"{name}_peak_bytes", peak)
+    gates.tell(f"{name}_step_s", round(min(seconds), 4))
+    gates.tell(f"{name}_peak_bytes", peak)
     # A prediction that is too small runs out of memory; one that is far too large turns renders away.
-    report.tell(f"{name}_activation_bytes", {"measured": peak - resting, "predicted": predicted})
-    report.gate(f"{name}_activation_over_prediction", (peak - resting) / predicted, 1.0)
-    report.gate(f"{name}_prediction_over_activation", predicted / (peak - resting), 1.35)
+    gates.tell(f"{name}_activation_bytes", {"measured": peak - resting, "predicted": predicted})
+    gates.at_most(f"{name}_activation_over_prediction", (peak - resting) / predicted, 1.0)
+    gates.at_most(f"{name}_prediction_over_activation", predicted / (peak - resting), 1.35)
     preparation = sum(t.numel() * t.element_size() for n, t in model.state_dict().items() if is_preparation(n))
-    report.tell(f"{name}_peak_bytes_without_preparation", peak - preparation)
-    report.tell("modulation_bytes_predicted_at_most", predict_modulation_bytes(model.config))
+    gates.tell(f"{name}_peak_bytes_without_preparation", peak - preparation)
+    gates.tell("modulation_bytes_predicted_at_most", predict_modulation_bytes(model.config))
 
 
-def check_linears(report: Report, model: Denoiser) -> None:
+def check_linears(gates: Gates, model: Denoiser) -> None:
     """Each kind of layer against fp64, and the kernel against its eager twin."""
     for kind in ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2"):
         layer = model.blocks[0].get_submodule(kind)
         assert isinstance(layer, NVFP4Linear)
         x = torch.randn(2048, layer.in_features, device=DEVICE).bfloat16()
         exact = dequantise(layer.packed, torch.float32).double()
-        report.gate(f"linear_{kind}", relative(layer(x), x.double() @ exact.T), LINEAR)
+        gates.at_most(f"linear_{kind}", relative(layer(x), x.double() @ exact.T), LINEAR)
     unequal = 0
     for layer in model.modules():
         if isinstance(layer, NVFP4Linear):
             fast = dequantise(layer.packed, torch.bfloat16)
             unequal += not torch.equal(fast, dequantise_eagerly(layer.packed, torch.empty_like(fast)))
-    report.gate("layers_whose_kernel_differs_from_its_eager_twin", unequal, 0)
+    gates.at_most("layers_whose_kernel_differs_from_its_eager_twin", unequal, 0)
 
 
-def time_kernel(report: Report, model: Denoiser) -> None:
+def time_kernel(gates: Gates, model: Denoiser) -> None:
     """The largest layer's dequantisation, beside a copy that moves as many bytes."""
     packed = model.blocks[0].mlp.fc1.packed
     out = torch.empty(packed.rows, packed.columns, dtype=torch.bfloat16, device=DEVICE)
@@ -254,7 +237,7 @@ def time_kernel(report: Report, model: Denoiser) -> None:
         ("dequantise_fc1_ms", lambda: dequantise(packed, torch.bfloat16, out)),
         ("copy_as_many_bytes_ms", lambda: target.copy_(source)),
     ):
-        report.tell(name, round(fastest_ms(run), 4))
+        gates.tell(name, round(fastest_ms(run), 4))
 
 
 def fastest_ms(run: Callable[[], object], rounds: int = 20) -> float:
@@ -269,7 +252,7 @@ def fastest_ms(run: Callable[[], object], rounds: int = 20) -> float:
     return min(times)
 
 
-def check_medium_fp32(report: Report) -> None:
+def check_medium_fp32(gates: Gates) -> None:
     model, dense = (random_denoiser(MEDIUM_PRUNED, dtype=torch.float32).to(DEVICE) for _ in range(2))
     for packed_block, dense_block in zip(model.blocks, dense.blocks, strict=True):
         for kind in ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2"):
@@ -279,7 +262,7 @@ def check_medium_fp32(report: Report) -> None:
             linear.weight.data = dequantise(packed, torch.float32)
             setattr(packed_block.get_submodule(owner), leaf, packed_linear(packed))
     request = Request.of(MEDIUM_PRUNED, SMALL)
-    report.gate(
+    gates.at_most(
         "medium_fp32_nvfp4_against_dequantised", worst(request.velocity(model), request.velocity(dense)), FORWARD_FP32
     )
 
@@ -290,28 +273,28 @@ def packed_linear(packed: PackedWeight) -> NVFP4Linear:
     return layer
 
 
-def check_text_encoder(report: Report, folder: Path) -> None:
+def check_text_encoder(gates: Gates, folder: Path) -> None:
     """The published file's inventory with random values: how it loads, and what encoding takes."""
     from h3.text_weights import load_model, read_config
 
     path = folder / "text-encoder.safetensors"
     forms = published_inventory()
-    with report.seconds("text_encoder_write_s"):
+    with timing(gates, "text_encoder_write_s"):
         write_random(path, forms, {"_quantization_metadata": published_markers()})
-    report.tell("text_encoder_file", {"tensors": len(forms), "bytes": path.stat().st_size})
+    gates.tell("text_encoder_file", {"tensors": len(forms), "bytes": path.stat().st_size})
     torch.cuda.reset_peak_memory_stats()
-    with report.seconds("text_encoder_load_s"):
+    with timing(gates, "text_encoder_load_s"):
         model = load_model(path, read_config(path), DEVICE, torch.bfloat16)
     resting = torch.cuda.memory_allocated()
-    report.tell("text_encoder_gpu_bytes", resting)
+    gates.tell("text_encoder_gpu_bytes", resting)
     ids = torch.randint(0, 150_000, (1, 4_000), device=DEVICE)
     for length in (TEXT_TOKENS, 4_000):
         model(input_ids=ids[:, :length], use_cache=False)
         torch.cuda.reset_peak_memory_stats()
-        with report.seconds(f"text_encoder_{length}_tokens_s"):
+        with timing(gates, f"text_encoder_{length}_tokens_s"):
             states = model(input_ids=ids[:, :length], use_cache=False).last_hidden_state
         assert states.shape == (1, length, 5120)
-    report.gate("text_encoder_working_bytes", torch.cuda.max_memory_allocated() - resting, ENCODE_BYTES)
+    gates.at_most("text_encoder_working_bytes", torch.cuda.max_memory_allocated() - resting, ENCODE_BYTES)
 
 
 def write_random(path: Path, forms: dict[str, TensorForm], metadata: dict[str, str]) -> None:
@@ -333,7 +316,7 @@ def write_random(path: Path, forms: dict[str, TensorForm], metadata: dict[str, s
         writer.finish()
 
 
-def check_autoencoders(report: Report) -> None:
+def check_autoencoders(gates: Gates) -> None:
     """The published sizes with random values: what one clip takes."""
     from diffusers import AutoencoderKLMiniMaxH3
 
@@ -346,85 +329,85 @@ def check_autoencoders(report: Report) -> None:
         if pinned.isdisjoint(name.split(".")):
             parameter.data = parameter.data.bfloat16()
     decoder, encoder = VideoDecoder(vae), VideoEncoder(vae)
-    report.tell("video_autoencoder_bytes", sum(p.numel() * p.element_size() for p in vae.parameters()))
+    gates.tell("video_autoencoder_bytes", sum(p.numel() * p.element_size() for p in vae.parameters()))
     for geometry in (SHAPE, Geometry(1344, 768, 124)):
         latents = torch.randn(24, 7, geometry.latent_height, geometry.latent_width, device=DEVICE)
         picture = torch.zeros(geometry.height, geometry.width, 3, dtype=torch.uint8)
         decoder.window(latents, 0)
         resting = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        with report.seconds(f"decode_one_clip_{geometry.width}x{geometry.height}_s"):
+        with timing(gates, f"decode_one_clip_{geometry.width}x{geometry.height}_s"):
             decoder.window(latents, 0)
         decoding = torch.cuda.max_memory_allocated() - resting
-        report.gate(f"decode_{geometry.width}x{geometry.height}_working_bytes", decoding, DECODE_BYTES)
+        gates.at_most(f"decode_{geometry.width}x{geometry.height}_working_bytes", decoding, DECODE_BYTES)
         torch.cuda.reset_peak_memory_stats()
-        with report.seconds(f"encode_one_picture_{geometry.width}x{geometry.height}_s"):
+        with timing(gates, f"encode_one_picture_{geometry.width}x{geometry.height}_s"):
             encoder.encode(picture)
         encoding = torch.cuda.max_memory_allocated() - resting
-        report.gate(f"encode_{geometry.width}x{geometry.height}_working_bytes", encoding, ENCODE_BYTES)
+        gates.at_most(f"encode_{geometry.width}x{geometry.height}_working_bytes", encoding, ENCODE_BYTES)
 
 
 @torch.inference_mode()
-def measure(report: Report, folder: Path, layers: int, *, with_files: bool) -> None:
+def measure(gates: Gates, folder: Path, layers: int, *, with_files: bool) -> None:
     config = H3_PRUNED.model_copy(update={"num_layers": layers})
     unpruned = random_denoiser(H3.model_copy(update={"num_layers": min(layers, 8)}), device=str(DEVICE))
-    compare_with_diffusers(report, f"unpruned_{unpruned.config.num_layers}_blocks", unpruned)
+    compare_with_diffusers(gates, f"unpruned_{unpruned.config.num_layers}_blocks", unpruned)
     del unpruned
     torch.cuda.empty_cache()
-    with report.seconds("build_s"):
+    with timing(gates, "build_s"):
         model = random_denoiser(config, device=str(DEVICE))
-    compare_with_diffusers(report, "pruned", model)
+    compare_with_diffusers(gates, "pruned", model)
     torch.cuda.empty_cache()
-    sample(report, "bf16", model)
+    sample(gates, "bf16", model)
     if not with_files:
         return
     before, request = checksum(model), Request.of(config, SMALL)
     expected, original = request.velocity(model), quantise(model.blocks[0].mlp.fc1.weight)
     bf16, nvfp4 = folder / "pruned-bf16.safetensors", folder / "pruned-nvfp4.safetensors"
-    with report.seconds("nvfp4_write_s"):
+    with timing(gates, "nvfp4_write_s"):
         save_denoiser(model, nvfp4, Target.COMFY_NVFP4)
-    with report.seconds("bf16_write_s"):
+    with timing(gates, "bf16_write_s"):
         save_denoiser(model, bf16, Target.COMFY_PRUNED)
     del model
     torch.cuda.empty_cache()
-    file_figures(report, "bf16", bf16)
-    load_apart(report, "bf16", bf16)
+    file_figures(gates, "bf16", bf16)
+    load_apart(gates, "bf16", bf16)
     model = load_denoiser(bf16, DEVICE)
-    report.gate("bf16_tensors_that_changed_on_the_way", sum(before[n] != v for n, v in checksum(model).items()), 0)
-    report.gate("bf16_forward_after_reading_against_before", worst(request.velocity(model), expected), 0)
+    gates.at_most("bf16_tensors_that_changed_on_the_way", sum(before[n] != v for n, v in checksum(model).items()), 0)
+    gates.at_most("bf16_forward_after_reading_against_before", worst(request.velocity(model), expected), 0)
     del model
     torch.cuda.empty_cache()
     bf16.unlink()
-    file_figures(report, "nvfp4", nvfp4)
+    file_figures(gates, "nvfp4", nvfp4)
     if layers == H3_PRUNED.num_layers:
         missing = NVFP4_FILE_BYTES - nvfp4.stat().st_size  # of a header that publishers write otherwise
-        report.gate("nvfp4_tensors_more_or_less", abs(len(DenoiserFiles.open(nvfp4).stored) - NVFP4_TENSORS), 0)
-        report.gate("nvfp4_bytes_more_or_less", abs(missing), 200_000)
-    load_apart(report, "nvfp4", nvfp4)
+        gates.at_most("nvfp4_tensors_more_or_less", abs(len(DenoiserFiles.open(nvfp4).stored) - NVFP4_TENSORS), 0)
+        gates.at_most("nvfp4_bytes_more_or_less", abs(missing), 200_000)
+    load_apart(gates, "nvfp4", nvfp4)
     packed, dense = load_denoiser(nvfp4, DEVICE), load_denoiser(nvfp4, DEVICE, Precision.BF16)
     read = packed.blocks[0].mlp.fc1.packed
     changed = [
         not torch.equal(getattr(read, n).view(torch.uint8), getattr(original, n).view(torch.uint8))
         for n in ("codes", "scales")
     ]
-    report.gate("nvfp4_parts_that_changed_on_the_way", sum(changed), 0)
-    check_linears(report, packed)
-    time_kernel(report, packed)
+    gates.at_most("nvfp4_parts_that_changed_on_the_way", sum(changed), 0)
+    check_linears(gates, packed)
+    time_kernel(gates, packed)
     for name, geometry in (("small", SMALL), ("480p141", SHAPE)):
         request = Request.of(config, geometry)
         error = worst(request.velocity(packed), request.velocity(dense))
-        report.gate(f"forward_nvfp4_against_dequantised_{name}", error, FORWARD)
-    sample(report, "dequantised", dense)
+        gates.at_most(f"forward_nvfp4_against_dequantised_{name}", error, FORWARD)
+    sample(gates, "dequantised", dense)
     del dense
     torch.cuda.empty_cache()
-    sample(report, "nvfp4", packed)
-    check_medium_fp32(report)
+    sample(gates, "nvfp4", packed)
+    check_medium_fp32(gates)
     del packed
     nvfp4.unlink()
     torch.cuda.empty_cache()
-    check_autoencoders(report)
+    check_autoencoders(gates)
     torch.cuda.empty_cache()
-    check_text_encoder(report, folder)
+    check_text_encoder(gates, folder)
 
 
 def main(
@@ -433,20 +416,9 @@ def main(
     layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = H3_PRUNED.num_layers,
     files: Annotated[bool, typer.Option(help="Write and read the files too.")] = True,
 ) -> None:
-    report = Report()
-    error: str | None = None
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        try:
-            measure(report, Path(work), layers, with_files=files)
-        except Exception as exc:  # what was measured before it is told all the same
-            error = f"{type(exc).__name__}: {exc}"
-    told = {**describe_machine(), "layers": layers, "missed": report.missed, **({"error": error} if error else {})}
-    text = json.dumps({**told, "figures": report.figures}, indent=2)
-    if target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text + "\n")
-    typer.echo(text)
-    raise typer.Exit(bool(report.missed or error))
+        about = {**describe_machine(), "layers": layers}
+        judge(lambda gates: measure(gates, Path(work), layers, with_files=files), about, target)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What the launch tools are made of: docs/distributed.md."""

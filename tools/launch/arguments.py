@@ -1,0 +1,72 @@
+"""What both launch tools are told: how many ranks, how attention is computed, which shapes, where results are kept."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from h3.errors import ConfigError
+from h3.model import ATTENTION_BACKEND
+from h3.sequence import Geometry
+
+CPU_WORLD_SIZE = 2
+TEXT_TOKENS = 300  # of a prompt of some length
+
+
+class AttentionBackend(StrEnum):
+    """How attention is computed."""
+
+    SDPA = ATTENTION_BACKEND  # torch's scaled_dot_product_attention
+
+
+def count_ranks() -> int:
+    """One for every visible GPU; a few on the CPU."""
+    return torch.cuda.device_count() or CPU_WORLD_SIZE
+
+
+def require_gpus(world_size: int) -> int:
+    """The same number. Raises BadParameter if there are GPUs, and too few."""
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < world_size:
+        raise typer.BadParameter(f"{world_size} ranks need as many GPUs, {gpus} are visible: take 1 to {gpus}")
+    return world_size
+
+
+def parse_shape(text: str) -> Geometry:
+    """WIDTHxHEIGHTxFRAMES. Raises BadParameter."""
+    try:
+        width, height, frames = map(int, text.split("x"))
+    except ValueError as exc:
+        raise typer.BadParameter(f"{text!r} is not WIDTHxHEIGHTxFRAMES, as in 864x480x141") from exc
+    try:
+        return Geometry(width, height, frames)
+    except ConfigError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+World = Annotated[
+    int,
+    typer.Argument(
+        envvar="H3_WORLD_SIZE",
+        min=1,
+        default_factory=count_ranks,
+        show_default="every visible GPU, or 2 on the CPU",
+        callback=require_gpus,
+        help="Ranks; on a GPU machine, GPUs.",
+    ),
+]
+Backend = Annotated[AttentionBackend, typer.Argument(help="How attention is computed.")]
+Shapes = Annotated[
+    list[Geometry] | None,
+    typer.Option(
+        "--shape",
+        parser=parse_shape,
+        metavar="WxHxF",
+        help="Pixels, multiples of 32, and frames, 17n + 5; may be given again.",
+    ),
+]
+Benchmark = Annotated[
+    Path | None, typer.Option(envvar="H3_DISTRIBUTED_BENCHMARK", help="A JSON file to keep the results in.")
+]
