@@ -26,6 +26,7 @@ from h3.weights import Recipe, put
 NORM_SPREAD = 0.2
 QK_SCALE = 1.25  # of q and k after their norm: logits with a standard deviation of about 1.6
 MODULATION = 0.75  # over the root of the number of blocks, so that roundings add up to as much in any depth
+ATTENDED = 4.0  # of attention's output, which is small where it is an average of many rows
 BIAS = 0.1
 _PACKED = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")  # of each block, where the precision is NVFP4
 
@@ -125,7 +126,8 @@ class Untrained:
             return values.mul_(NORM_SPREAD).add_(1).mul_(QK_SCALE if ".q_norm" in name or ".k_norm" in name else 1)
         if name.endswith("bias"):
             return values.mul_(modulation if "adaln" in name else BIAS)
-        return values.mul_((modulation if "adaln_proj" in name else 1) / values.shape[1] ** 0.5)
+        scale = modulation if "adaln_proj" in name else ATTENDED if "out_proj" in name else 1
+        return values.mul_(scale / values.shape[1] ** 0.5)
 
 
 def _part_of(

@@ -342,7 +342,9 @@ def check_few_tokens(group, mode):
     )
     assert found.video.shape == expected.video.shape
     assert relative_error(found.video, expected.video) <= FORWARD_FP32
-    torch.testing.assert_close(found.audio, expected.audio, rtol=1e-5, atol=1e-6)
+    if len(expected.audio):
+        assert relative_error(found.audio, expected.audio) <= FORWARD_FP32
+    assert found.audio.shape == expected.audio.shape
 
 
 def check_determinism(group, mode):

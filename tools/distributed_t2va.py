@@ -110,7 +110,9 @@ def main(
         width = open_source(source)[0].config.text_dim
         out.mkdir(parents=True, exist_ok=True)
         states = write_states(out, prompt, text_encoder, model, text_tokens, width)
-        requests = [DenoiseRequest(states, None, each, steps, seed, meters_transport=True) for each in shape or [SHAPE]]
+        requests = [
+            DenoiseRequest(states, None, each, steps, seed, meters_transport=world > 1) for each in shape or [SHAPE]
+        ]
         for path in denoise_all(source, ranks, requests, Shelf(out, benchmark, save_latents)):
             typer.echo(path)
 
