@@ -16,6 +16,8 @@ demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
 
 # Three at a time, for most tests wait for something; the controller's promise milliseconds, and have the machine alone.
+# Hundreds of processes are started: none compiles our files again, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED)
 ifeq ($(strip $(TESTS)),)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
