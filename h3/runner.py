@@ -4,6 +4,7 @@ Rank 0 encodes text and keyframes for all; every rank denoises in lockstep, and 
 alone makes the sound, writes files and speaks.
 """
 
+import gc
 import hashlib
 import json
 import logging
@@ -99,9 +100,12 @@ class H3Runner(MGPURunner):
     def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES) -> None:
         """Load the model, whose root is `checkpoint`, to be shared as `mode` says."""
         # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
-        # controller imports this file too.
+        # controller imports this file too. Uncollected they take a quarter less.
+        gc.disable()
         from h3.load import load_model
 
+        gc.freeze()
+        gc.enable()
         self._model = load_model(Path(checkpoint), Mode(mode), self.device, self.groups.transformer_group)
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import inspect
 import logging
 import os
@@ -58,6 +59,8 @@ class RankEnds:
 
 def rank_main(plan: RankPlan, setup_kwargs: Travelling, ends: RankEnds) -> None:
     tie_by_pipe(ends.alive)
+    gc.freeze()  # what is imported by now stays
+    gc.enable()
     os.set_inheritable(ends.control.fileno(), False)
     os.set_inheritable(ends.requests.fileno(), False)
     redirect_output(ends.output)
