@@ -1,5 +1,6 @@
 """Commands of one machine: worker, demo, doctor."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,6 @@ def worker(
     if context.invoked_subcommand is not None:
         return
     from worker.logs import configure_logs
-    from worker.serve import serve
 
     with plain_errors(), start_refusals():
         settings = read_settings(
@@ -68,6 +68,12 @@ def worker(
             metrics_port=metrics_port,
         )
         configure_logs(settings.log_format)
+        # Here, for torch takes a second to import, and a wrong setting is told without it; a seventh less uncollected.
+        gc.disable()
+        from worker.serve import serve
+
+        gc.freeze()
+        gc.enable()
         serve(settings, queue or list(QueueName), burst=burst)
 
 
