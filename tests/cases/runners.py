@@ -16,8 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from jobs.file_store import FileStore
-from jobs.lease import Leases
 from jobs.request import ResolvedRequest
 from tests.waiting import eventually
 from worker.items import Checkpoint, Finished, Item, Resume, Segment, StepDone, StreamHeader, TextEncoded
@@ -213,56 +211,10 @@ def distort(owner: object, name: str, spoil: Callable[..., object]) -> None:
 
 # --- what befalls the worker
 
+if multiprocessing.parent_process() is None and (os.environ.keys() & {SIGNAL_AT, HOLD}):
+    # Not in a rank, which needs none of it: a quarter of a second of imports.
+    from tests.cases.moments import MOMENTS, hold_uploads
 
-def signal_before(owner: type, name: str) -> None:
-    """Send this process a SIGTERM just before a method is called, the first time."""
-    method, done = getattr(owner, name), []
-
-    def wrapped(*args: object, **kwargs: object) -> object:
-        if not done:
-            done.append(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return method(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def signal_after(owner: type, name: str) -> None:
-    method, done = getattr(owner, name), []
-
-    def wrapped(*args: object, **kwargs: object) -> object:
-        answer = method(*args, **kwargs)
-        if answer is not None and not done:
-            done.append(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return answer
-
-    setattr(owner, name, wrapped)
-
-
-def hold_uploads(hold: Path) -> None:
-    for name in ("put", "put_once"):
-        setattr(FileStore, name, held(getattr(FileStore, name), hold))
-
-
-def held(put: Callable[..., object], hold: Path) -> Callable[..., object]:
-    def wrapped(store: FileStore, key: str, *args: object, **kwargs: object) -> object:
-        if hold.exists() and hold.read_text() in key:
-            trace(f"held {key.rpartition('/')[2]}")
-            eventually(lambda: not hold.exists(), timeout_s=LONGEST_WAIT_S)
-        return put(store, key, *args, **kwargs)
-
-    return wrapped
-
-
-MOMENTS: dict[str, Callable[[], None]] = {
-    "before the pop": lambda: signal_before(Leases, "claim"),
-    "after the pop": lambda: signal_after(Leases, "claim"),
-    "in an upload": lambda: signal_before(FileStore, "put"),
-}
-
-
-if multiprocessing.parent_process() is None:  # not in a rank
     if moment := os.environ.get(SIGNAL_AT):
         MOMENTS[moment]()
     if hold := os.environ.get(HOLD):
