@@ -47,9 +47,9 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
     assert run("redis", "stop", **user).stdout == "not running\n"
 
 
-def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, tmp_path):
-    assert run("checkpoint", "tiny", str(tmp_path / "cache" / "h3render" / TINY_NAME), **user).returncode == 0
-    shutil.rmtree(tmp_path / "cache" / "h3render" / TINY_NAME / "FL2VA" / "audio_vae")
+def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, checkpoint, tmp_path):
+    damaged = shutil.copytree(checkpoint, tmp_path / "cache" / "h3render" / TINY_NAME)
+    shutil.rmtree(damaged / "FL2VA" / "audio_vae")
     done = run("demo", "a paper boat", **user)
     assert done.returncode == 2
     assert "the worker ended with exit code 2" in done.stderr

@@ -1,9 +1,11 @@
 """What bad input gets: a clear message, exit code 2, no traceback, and nothing queued or rendered."""
 
+import shutil
+
 import pytest
 from redis import Redis
 
-from h3.tiny import write_tiny
+from h3.model_folder import ModelFolder
 from tests.end_to_end.conftest import run
 
 
@@ -58,15 +60,18 @@ def test_a_worker_without_a_checkpoint_says_how_to_get_one(redis_url, file_store
     assert "h3render checkpoint tiny DIR" in refused("worker", "--url", redis_url, "--store", file_store_url)
 
 
-def test_a_damaged_checkpoint_is_named_by_file_and_tensor_before_a_rank_starts(redis_url, file_store_url, tmp_path):
-    shard = sorted(write_tiny(tmp_path, seed=0).transformer.glob("*.safetensors"))[1]
+def test_a_damaged_checkpoint_is_named_by_file_and_tensor_before_a_rank_starts(
+    redis_url, file_store_url, checkpoint, tmp_path
+):
+    damaged = shutil.copytree(checkpoint, tmp_path / "damaged")
+    shard = sorted(ModelFolder.below(damaged).transformer.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(tmp_path))
+    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(damaged))
     assert f"{shard} is cut short in tensor " in stderr
     shard.unlink()
-    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(tmp_path))
+    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(damaged))
     assert f"{shard} is missing, which holds tensor " in stderr
-    assert f"{shard} is missing" in refused("checkpoint", "check", str(tmp_path))
+    assert f"{shard} is missing" in refused("checkpoint", "check", str(damaged))
 
 
 def test_a_runner_that_cannot_be_loaded_is_named(redis_url, file_store_url, checkpoint):
