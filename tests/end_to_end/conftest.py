@@ -45,13 +45,19 @@ def start_worker(checkpoint: Path, tmp_path: Path) -> Iterator[StartWorker]:
     with ExitStack() as stack:
 
         def start(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-            log = stack.enter_context((tmp_path / "worker.log").open("ab"))
-            command = [*DIES_WITH_PARENT, *COMMAND, "worker", "--checkpoint", str(checkpoint), *arguments]
-            process = subprocess.Popen(command, env=os.environ | environment, stdout=log, stderr=log)
-            stack.callback(end, process)
-            return process
+            log = tmp_path / "worker.log"
+            return start_process(stack, log, "--checkpoint", str(checkpoint), *arguments, **environment)
 
         yield start
+
+
+def start_process(stack: ExitStack, log: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The worker's; it ends with `stack`."""
+    output = stack.enter_context(log.open("ab"))
+    command = [*DIES_WITH_PARENT, *COMMAND, "worker", *arguments]
+    process = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
+    stack.callback(end, process)
+    return process
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

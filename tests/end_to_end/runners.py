@@ -1,39 +1,50 @@
-"""H3Runner with a twist, for tests. They run in rank processes and read what they need from the environment."""
+"""H3Runner with twists that jobs ask for by their prompt. It runs in rank processes, and its folder is told by the
+environment.
+"""
 
 import os
 from pathlib import Path
 
+import h3.parallel.decode
 from h3.runner import H3Runner
 from tests.waiting import eventually
 from worker.items import StepDone
 
-WATCHED_STORE = "TEST_WATCHED_STORE"  # a folder
-MARKER = "TEST_MARKER"  # a file that the first attempt leaves
+FOLDER = "TEST_TWISTED"  # where the store lies, and a file for each twist that has come about
+STREAM, NONSENSE = "a stream", "nonsense"  # prompts
 
 
-class LastClipWaitsForFirstSegment(H3Runner):
-    """Decodes the last clip only once the first segment is in the store: never, if segments came at the end."""
+class Twisted(H3Runner):
+    """Of a stream, the clips after the first round are decoded only once the first segment is in the store: never, if
+    segments came at the end.
+
+    In the first attempt at nonsense it yields an item with a wrong field: a fault that nobody has a class for.
+    """
 
     def setup(self, **setup):
         super().setup(**setup)
-        clips = self._model.video.clips
+        self._folder = Path(os.environ[FOLDER])
 
-        def watched(latents, first=0):
-            store = Path(os.environ[WATCHED_STORE])
-            for index, clip in enumerate(clips(latents, first)):
-                yield clip
-                if index == 0:
-                    eventually(lambda: list(store.rglob("segment-00000.m4s")), timeout_s=30)
-
-        self._model.video.clips = watched
-
-
-class SpeaksNonsenseOnce(H3Runner):
-    """Yields an item with a wrong field in the first attempt: a fault that nobody has a class for."""
-
-    def __call__(self, **job):
-        marker = Path(os.environ[MARKER])
-        if self.rank == 0 and not marker.exists():
-            marker.touch()
+    def __call__(self, *, request, **job):
+        if self.rank == 0 and request.prompt == NONSENSE and not (self._folder / NONSENSE).exists():
+            (self._folder / NONSENSE).touch()
             yield StepDone(step="one", steps=2, sigma=1.0, seconds=0.1)
-        yield from super().__call__(**job)
+        if self.rank == 0 and request.prompt == STREAM:
+            h3.parallel.decode.decode_rounds = self._wait_after_first(h3.parallel.decode.decode_rounds)
+        yield from super().__call__(request=request, **job)
+
+    def _wait_after_first(self, decode_rounds):
+        earlier = self._first_segments()
+
+        def watched(*arguments):
+            for index, clips in enumerate(decode_rounds(*arguments)):
+                if index == 1:
+                    (self._folder / STREAM).touch()
+                yield clips
+                if index == 0:
+                    eventually(lambda: self._first_segments() - earlier, timeout_s=30)
+
+        return watched
+
+    def _first_segments(self):
+        return set((self._folder / "store").rglob("segment-00000.m4s"))

@@ -1,5 +1,10 @@
-"""What a worker does besides the plain render."""
+"""What a worker does besides the plain render. One serves all tests but the last."""
 
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 from redis import Redis
 from rq import Queue
 from rq.job import Job
@@ -9,9 +14,9 @@ from jobs import events
 from jobs.client import Client
 from jobs.queues import QueueName, open_queue
 from jobs.store import open_store
-from tests.end_to_end.conftest import run
-from tests.end_to_end.runners import MARKER, WATCHED_STORE
-from tests.servers import free_ports
+from tests.end_to_end.conftest import run, start_process
+from tests.end_to_end.runners import FOLDER, NONSENSE, STREAM
+from tests.servers import free_ports, running_redis
 
 REFUSALS = {
     "pickled": "job carries no readable call",
@@ -21,67 +26,69 @@ REFUSALS = {
 SMALL = {"width": 64, "height": 64, "steps": 2, "seed": 1}
 
 
-def test_a_segment_is_in_the_store_before_the_last_clip_is_decoded(redis_url, file_store_url, start_worker):
+@dataclass(frozen=True)
+class Lasting:
+    """A worker with a queue and a store of its own."""
+
+    redis: Redis
+    folder: Path
+
+    def submit(self, prompt, *, frames=22):
+        return Client(self.redis).submit({"prompt": prompt, "frames": frames, **SMALL})
+
+
+@pytest.fixture(scope="module")
+def lasting(need_redis, checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lasting")
+    with running_redis() as server, Redis.from_url(server.url) as redis, ExitStack() as stack:
+        arguments = ("--url", server.url, "--store", (folder / "store").as_uri(), "--checkpoint", str(checkpoint))
+        runner = ("--runner", "tests.end_to_end.runners:Twisted")
+        start_process(stack, folder / "worker.log", *arguments, *runner, **{FOLDER: str(folder)})
+        yield Lasting(redis, folder)
+
+
+def test_a_segment_is_in_the_store_before_the_last_clip_is_decoded(lasting):
     """The order is a cause, not a coincidence: the decoder waits for the stored segment."""
-    store = file_store_url.removeprefix("file://")
-    start_worker(
-        *("--url", redis_url, "--store", file_store_url),
-        *("--runner", "tests.end_to_end.runners:LastClipWaitsForFirstSegment"),
-        **{WATCHED_STORE: store},
-    )
-    with Redis.from_url(redis_url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 39, **SMALL})
-        told = [event.kind for event in job.events(timeout_s=90)]
-    assert told[-3:] == ["segment_ready", "segment_ready", "finished"]
+    job = lasting.submit(STREAM, frames=56)  # three clips: two rounds of two ranks
+    told = [event.kind for event in job.events(timeout_s=90)]
+    assert told[-4:] == ["segment_ready", "segment_ready", "segment_ready", "finished"]
+    assert (lasting.folder / STREAM).exists()  # there was a second round
 
 
-def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(redis_url, file_store_url, start_worker):
-    with Redis.from_url(redis_url) as redis:
-        queue = open_queue(QueueName.HIGH, redis)
-        Queue("high", connection=redis).enqueue_call("os.system", args=["true"], job_id="pickled")
-        queue.enqueue_call("os.system", args=["true"], job_id="hostile")
-        queue.enqueue_call("worker.rq_worker.render", kwargs={"request": {"prompt": "x"}}, job_id="malformed")
-        good = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
-        start_worker("--url", redis_url, "--store", file_store_url)
-        assert good.wait(timeout_s=90)
-        for job_id, reason in REFUSALS.items():
-            job = Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
-            assert job.get_status().value == "failed"
-            assert reason in job.latest_result().exc_string
-            assert reason in Client(redis).job(job_id).news()[-1].reason
-            assert redis.lrange("rq:queue:high:intermediate", 0, -1) == []
+def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(lasting):
+    redis = lasting.redis
+    queue = open_queue(QueueName.HIGH, redis)
+    Queue("high", connection=redis).enqueue_call("os.system", args=["true"], job_id="pickled")
+    queue.enqueue_call("os.system", args=["true"], job_id="hostile")
+    queue.enqueue_call("worker.rq_worker.render", kwargs={"request": {"prompt": "x"}}, job_id="malformed")
+    assert lasting.submit("a red kite").wait(timeout_s=90)
+    for job_id, reason in REFUSALS.items():
+        job = Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
+        assert job.get_status().value == "failed"
+        assert reason in job.latest_result().exc_string
+        assert reason in Client(redis).job(job_id).news()[-1].reason
+        assert redis.lrange("rq:queue:high:intermediate", 0, -1) == []
 
 
-def test_a_fault_that_nobody_expected_gives_the_job_back_with_its_reason(
-    redis_url, file_store_url, start_worker, tmp_path
-):
-    start_worker(
-        *("--url", redis_url, "--store", file_store_url),
-        *("--runner", "tests.end_to_end.runners:SpeaksNonsenseOnce"),
-        **{MARKER: str(tmp_path / "marker")},
-    )
-    with Redis.from_url(redis_url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
-        told = list(job.events(timeout_s=100))
+def test_a_fault_that_nobody_expected_gives_the_job_back_with_its_reason(lasting):
+    told = list(lasting.submit(NONSENSE).events(timeout_s=100))
     [lost] = [event for event in told if isinstance(event, events.AttemptLost)]
     assert "TypeError" in lost.reason
     assert isinstance(told[-1], events.Finished)
     assert told[-1].attempt == 2
-    assert "Traceback" in (tmp_path / "worker.log").read_text()  # for whoever has to mend it
+    assert "Traceback" in (lasting.folder / "worker.log").read_text()  # for whoever has to mend it
 
 
-def test_a_result_whose_worker_died_before_it_could_say_so_is_the_jobs_result(redis_url, file_store_url, start_worker):
-    start_worker("--url", redis_url, "--store", file_store_url)
-    with Redis.from_url(redis_url) as redis:
-        job = Client(redis).submit({"prompt": "a red kite", "frames": 22, **SMALL})
-        first = job.wait(timeout_s=90)
-        redis.delete(f"h3:events:{job.id}")
-        redis.hdel(f"rq:job:{job.id}", "h3_outcome")
-        redis.hset(f"rq:job:{job.id}", "status", "queued")
-        redis.lpush("rq:queue:default", job.id)
-        again = job.wait(timeout_s=60)
-        assert (again.attempt, again.video_key) == (1, first.video_key)
-        assert job.status() == "finished"
+def test_a_result_whose_worker_died_before_it_could_say_so_is_the_jobs_result(lasting):
+    redis, job = lasting.redis, lasting.submit("a red kite")
+    first = job.wait(timeout_s=90)
+    redis.delete(f"h3:events:{job.id}")
+    redis.hdel(f"rq:job:{job.id}", "h3_outcome")
+    redis.hset(f"rq:job:{job.id}", "status", "queued")
+    redis.lpush("rq:queue:default", job.id)
+    again = job.wait(timeout_s=60)
+    assert (again.attempt, again.video_key) == (1, first.video_key)
+    assert job.status() == "finished"
 
 
 def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):
