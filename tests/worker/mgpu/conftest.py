@@ -49,15 +49,6 @@ def resource_tracker() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def frozen_heap() -> Iterator[None]:
-    """What is loaded by now need not be looked through at every count: 0.1 s each."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
 def bare_main() -> Iterator[None]:
     """A rank imports the main module of its controller: that is pytest, 0.2 s of CPU that no test is about."""
     with pytest.MonkeyPatch.context() as patch:
