@@ -37,11 +37,11 @@ MOST_RANKS = 8
 EVERY_SIZE = range(1, MOST_RANKS + 1)
 FORWARD_FP32, STEPS_FP32 = 1e-6, 1e-5
 BF16 = 2e-2  # of one forward and of the steps
-STEPS = {Precision.FP32: 12, Precision.BF16: 4, Precision.NVFP4: 4}
+STEPS = {Precision.FP32: 12, Precision.BF16: 2, Precision.NVFP4: 2}
 LAYOUT = Layout(Geometry(96, 64, 22), text_tokens=11)  # 127 tokens: divisible by no world size
 CONFIG = H3.model_copy(
     update={
-        "hidden_size": 384,
+        "hidden_size": 256,
         "num_layers": 2,
         "num_attention_heads": 9,
         "ffn_dim": 1152,
@@ -340,16 +340,18 @@ def check_few_tokens(group, mode):
         model.velocity(x, model.rotary(positions), spans, model.modulation(torch.tensor([0.3, 0.6])))
         for model in (spread_model(mode, Precision.FP32, group), Untrained(CONFIG).load(CPU, Precision.FP32))
     )
-    assert found.video.shape == expected.video.shape
-    assert relative_error(found.video, expected.video) <= FORWARD_FP32
-    if len(expected.audio):
-        assert relative_error(found.audio, expected.audio) <= FORWARD_FP32
-    assert found.audio.shape == expected.audio.shape
+    assert (found.video.shape, found.audio.shape) == (expected.video.shape, expected.audio.shape)
+    # Of all values together: so few have no mean rounding each.
+    assert relative_error(flatten(found), flatten(expected)) <= FORWARD_FP32
+
+
+def flatten(velocity: Velocity) -> torch.Tensor:
+    return torch.cat([velocity.video.flatten(), velocity.audio.flatten()])
 
 
 def check_determinism(group, mode):
     model = spread_model(mode, Precision.BF16, group)
-    (_, first), (_, second) = run(model, steps=3), run(model, steps=3)
+    (_, first), (_, second) = run(model, steps=2), run(model, steps=2)
     assert torch.equal(first.video, second.video)
     assert torch.equal(first.audio, second.audio)
     everyone = [torch.empty_like(first.video) for _ in range(dist.get_world_size(group))]
