@@ -1,6 +1,5 @@
 """Fixtures over real servers. A server whose program is missing skips the test at home and fails it in CI."""
 
-import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from jobs.embedded import find_binary
 from jobs.errors import RedisUnavailable
 from tests.faulty_s3 import FaultyS3, running_faulty_s3
 from tests.servers import RedisServer, S3Server, find_openssl, find_weed, running_redis, running_s3, short_folder
+from worker.collector import uncollected_imports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,11 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What the tests import is not looked through while it is loaded, nor later: 0.1 s each time, an eighth of all."""
-    gc.disable()
-    outcome = yield
-    gc.freeze()
-    gc.enable()
-    return outcome
+    with uncollected_imports():
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -154,6 +154,8 @@ def require_modes(runner: type[MGPURunner], mode: Mode) -> None:
 
 def takes_mode(method: Callable[..., object]) -> bool:
     """Whether it has the keyword `mode`, or hands on whatever it gets."""
+    if method is MGPURunner.setup:  # of a runner without its own: takes everything, and does nothing with it
+        return False
     parameters = inspect.signature(method).parameters.values()
     return any(each.name == "mode" or each.kind is each.VAR_KEYWORD for each in parameters)
 
@@ -169,9 +171,16 @@ def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object
 def read_offer(
     runner: type[MGPURunner], world_size: int, setup: dict[str, object], backend: Literal["nccl", "gloo"]
 ) -> Offer:
-    """What this worker can serve: whatever is asked for, if the runner does not say. Raises StartRefused."""
+    """What this worker can serve. If the runner does not say: whatever is asked for, in the mode that it was given.
+
+    Raises StartRefused.
+    """
     abilities = getattr(runner, "abilities", None)
-    offer = Offer(world_size=world_size, **(asdict(abilities(world_size, **setup)) if abilities else {}))
+    if abilities is not None:
+        able = asdict(abilities(world_size, **setup))
+    else:
+        able = {"modes": (setup["mode"],)} if "mode" in setup else {}
+    offer = Offer(world_size=world_size, **able)
     if backend == "gloo":  # on the CPU, whatever GPUs there are
         return offer.model_copy(update={"most_pixels": None})
     if offer.most_pixels == 0:

@@ -6,7 +6,7 @@ from jobs.request import Mode
 from tests.worker.runners import Light
 from worker.errors import StartRefused
 from worker.items import Abilities
-from worker.mgpu import RunnerError
+from worker.mgpu import MGPURunner, RunnerError
 from worker.serve import choose_runner, read_offer
 from worker.settings import WorkerSettings
 
@@ -38,6 +38,20 @@ class ChecksOneWay(Sharing):
         pass
 
 
+class SaysNothing(Light):
+    """Takes a mode, and does not say what it is able to do."""
+
+    def setup(self, *, checkpoint, mode="ulysses"):
+        pass
+
+
+class WithoutSetup(MGPURunner):
+    """The setup that it inherits takes whatever it gets, and does nothing."""
+
+    def __call__(self, **job):
+        yield
+
+
 def choose(runner, mode, world_size=2):
     settings = WorkerSettings(model_path="model", runner=f"{__name__}:{runner.__name__}", mode=mode)
     return choose_runner(settings, world_size)
@@ -58,13 +72,19 @@ def test_a_worker_offers_the_mode_that_it_sets_its_runner_up_with(runner, mode, 
     assert read_offer(chosen, 2, setup, "gloo").modes == (offered,)
 
 
+@pytest.mark.parametrize(("mode", "offered"), [("auto", tuple(Mode)), ("tensor", (Mode.TENSOR,))])
+def test_a_runner_that_says_nothing_is_offered_with_the_mode_that_it_was_given(mode, offered):
+    chosen, setup = choose(SaysNothing, mode)
+    assert read_offer(chosen, 2, setup, "gloo").modes == offered
+
+
 def test_a_runner_may_refuse_a_mode():
     choose(Sharing, "ulysses", world_size=5)
     with pytest.raises(StartRefused, match="no tensor mode on 5 ranks"):
         choose(Sharing, "tensor", world_size=5)
 
 
-@pytest.mark.parametrize(("runner", "method"), [(Light, "setup"), (ChecksOneWay, "preflight")])
+@pytest.mark.parametrize(("runner", "method"), [(Light, "setup"), (WithoutSetup, "setup"), (ChecksOneWay, "preflight")])
 def test_a_mode_is_refused_for_a_runner_that_cannot_be_told(runner, method):
     assert choose(runner, "auto") == (runner, {"checkpoint": "model"})
     told = rf"H3_MODE tensor: `{method}` of \S+:{runner.__name__} takes no mode: leave H3_MODE and --mode out, or name"

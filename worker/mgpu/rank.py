@@ -58,9 +58,9 @@ class RankEnds:
 
 
 def rank_main(plan: RankPlan, setup_kwargs: Travelling, ends: RankEnds) -> None:
-    tie_by_pipe(ends.alive)
     gc.freeze()  # what is imported by now stays
-    gc.enable()
+    gc.enable()  # off since this process began: see spawn.py
+    tie_by_pipe(ends.alive)
     os.set_inheritable(ends.control.fileno(), False)
     os.set_inheritable(ends.requests.fileno(), False)
     redirect_output(ends.output)

@@ -82,6 +82,9 @@ class CommandRunner(MGPURunner):
             yield self.rank, number
         return self.rank * 10
 
+    def collects_garbage(self) -> Iterator[Any]:
+        yield self.rank, gc.isenabled()
+
     def nothing(self) -> Iterator[Any]:
         return
         yield

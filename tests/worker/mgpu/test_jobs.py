@@ -66,6 +66,11 @@ def test_every_rank_knows_its_place(controller: MGPUController, world_size: int)
         assert told["kwargs"] == {}
 
 
+def test_the_collector_of_every_rank_is_on(controller: MGPUController, world_size: int) -> None:
+    """It is off while a rank imports."""
+    assert dict(controller.stream(command="collects_garbage")) == dict.fromkeys(range(world_size), True)
+
+
 def test_the_callers_environment_is_left_alone(controller: MGPUController) -> None:
     """26"""
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"} & set(os.environ)
