@@ -184,20 +184,14 @@ def dequantise_eagerly(packed: PackedWeight, out: Tensor) -> Tensor:
     return out
 
 
-def slice_columns(packed: PackedWeight, columns: slice) -> PackedWeight:
-    """Consecutive columns. Raises ConfigError unless they begin and end between blocks of 16."""
-    codes = slice_code_columns(packed.codes, columns)
-    return PackedWeight(codes, slice_scale_columns(packed.scales, columns), packed.scale)
-
-
 def slice_code_columns(codes: Tensor, columns: slice) -> Tensor:
-    """Of the codes alone."""
+    """Consecutive columns of a weight's codes. Raises ConfigError unless they begin and end between blocks of 16."""
     _require_whole_blocks(columns, 2 * codes.shape[1])
     return codes[:, columns.start // 2 : columns.stop // 2].contiguous()
 
 
 def slice_scale_columns(scales: Tensor, columns: slice) -> Tensor:
-    """Of the block scales alone; `columns` count values."""
+    """The same of its block scales; `columns` count values."""
     height, width = scales.shape
     _require_whole_blocks(columns, BLOCK * width)
     first, last = columns.start // BLOCK, columns.stop // BLOCK
@@ -214,13 +208,8 @@ def _require_whole_blocks(columns: slice, total: int) -> None:
         )
 
 
-def reorder_rows(packed: PackedWeight, order: Tensor) -> PackedWeight:
-    """Row i of the result is row order[i]; rows may be left out."""
-    return PackedWeight(packed.codes[order], reorder_scale_rows(packed.scales, order), packed.scale)
-
-
 def reorder_scale_rows(scales: Tensor, order: Tensor) -> Tensor:
-    """The same for the block scales alone."""
+    """Block scales of some rows: row i of the result is row order[i]."""
     row_major = unswizzle(scales.view(torch.uint8), *scales.shape)  # with the padded columns
     return swizzle(row_major[order]).view(SCALE_DTYPE)
 

@@ -20,11 +20,12 @@ from h3.nvfp4 import (
     dequantise,
     probe_fp4,
     quantise,
-    reorder_rows,
-    slice_columns,
+    slice_code_columns,
+    slice_scale_columns,
     swizzle,
     unswizzle,
 )
+from tests.h3.packed import take_columns, take_rows
 
 CPU = torch.device("cpu")
 CODES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -279,7 +280,7 @@ def test_working_in_small_chunks_changes_no_bit(monkeypatch):
 )
 def test_a_range_of_rows_is_that_range_of_the_weight(start, stop):
     packed = quantise(random_weight(300, 352))
-    part = reorder_rows(packed, torch.arange(start, stop))
+    part = take_rows(packed, torch.arange(start, stop))
     assert (part.rows, part.columns) == (stop - start, 352)
     assert torch.equal(dequantise(part, torch.float32), dequantise(packed, torch.float32)[start:stop])
     assert is_padded_with_zeros(part)
@@ -290,7 +291,7 @@ def test_a_range_of_rows_is_that_range_of_the_weight(start, stop):
 )
 def test_a_slice_of_columns_is_that_slice_of_the_weight(start, stop):
     packed = quantise(random_weight(300, 352))
-    part = slice_columns(packed, slice(start, stop))
+    part = take_columns(packed, slice(start, stop))
     assert (part.rows, part.columns) == (300, stop - start)
     assert torch.equal(dequantise(part, torch.float32), dequantise(packed, torch.float32)[:, start:stop])
     assert part.codes.is_contiguous()
@@ -300,14 +301,19 @@ def test_a_slice_of_columns_is_that_slice_of_the_weight(start, stop):
 
 @pytest.mark.parametrize("columns", [slice(8, 64), slice(0, 40)])
 def test_a_slice_of_columns_that_splits_a_block_is_refused(columns):
-    with pytest.raises(ConfigError, match="split a block of 16"):
-        slice_columns(quantise(random_weight(4, 64)), columns)
+    """Of the codes and of the scales, which are cut one without the other."""
+    packed = quantise(random_weight(4, 64))
+    told = f"columns {columns.start} to {columns.stop} of 64 split a block of 16 values"
+    with pytest.raises(ConfigError, match=told):
+        slice_code_columns(packed.codes, columns)
+    with pytest.raises(ConfigError, match=told):
+        slice_scale_columns(packed.scales, columns)
 
 
 def test_reordering_rows_moves_codes_and_scales_together():
     packed = quantise(random_weight(300, 80))
     order = torch.randperm(300, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(dequantise(reorder_rows(packed, order), torch.float32), dequantise(packed, torch.float32)[order])
+    assert torch.equal(dequantise(take_rows(packed, order), torch.float32), dequantise(packed, torch.float32)[order])
 
 
 @pytest.mark.parametrize(("dtype", "gate"), [(torch.bfloat16, BF16_GATE), (torch.float32, FP32_GATE)])

@@ -17,9 +17,8 @@ from h3.nvfp4 import (
     fp4_gemm,
     probe_fp4,
     quantise,
-    reorder_rows,
-    slice_columns,
 )
+from tests.h3.packed import take_columns, take_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -129,10 +128,10 @@ def test_quantising_and_slicing_give_the_bytes_of_the_cpu():
     weight = torch.randn(300, 352, generator=torch.Generator().manual_seed(3)) * torch.logspace(-6, 3, 352)
     here, there = quantise(weight), quantise(weight.to(GPU))
     assert same_packed(here, there)
-    assert same_packed(slice_columns(here, slice(16, 80)), slice_columns(there, slice(16, 80)))
-    assert same_packed(slice_columns(here, slice(64, 192)), slice_columns(there, slice(64, 192)))
+    assert same_packed(take_columns(here, slice(16, 80)), take_columns(there, slice(16, 80)))
+    assert same_packed(take_columns(here, slice(64, 192)), take_columns(there, slice(64, 192)))
     order = torch.randperm(300, generator=torch.Generator().manual_seed(4))
-    assert same_packed(reorder_rows(here, order), reorder_rows(there, order.to(GPU)))
+    assert same_packed(take_rows(here, order), take_rows(there, order.to(GPU)))
     assert same_bits(dequantise(here, torch.bfloat16), dequantise(there, torch.bfloat16).cpu())
 
 

@@ -7,20 +7,31 @@ import torch
 
 import h3.denoise
 import h3.load
-from h3.parallel.mode import Mode
-from h3.part_sizes import measure_needs
+from h3.load import Desk, tensor_names
+from h3.parallel.mode import Mode, trim_for
+from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import Part, Placement, Stay
+from h3.precision import Precision
 from h3.runner import H3Runner
+from h3.tiny import DENOISER
+from h3.untrained import Untrained
 from jobs.request import GenerateRequest
+from tests.h3.checkpoint_files import LINEARS
 from worker.items import Finished
 from worker.mgpu import MGPUController
 
 REQUEST = GenerateRequest(
     prompt="a red kite", width=64, height=64, frames=39, steps=2, seed=3, preview_every=1, checkpoint_every=1
 ).resolve()
+CPU = torch.device("cpu")
 RESIDENT = dict.fromkeys(Part, Stay.RESIDENT)
 ENCODERS_OUT = RESIDENT | dict.fromkeys((Part.TEXT_ENCODER, Part.VIDEO_ENCODER, Part.PREPARATION), Stay.PHASE)
 ALL_OUT = dict.fromkeys(Part, Stay.PHASE)
+DENOISER_PARTS = (Part.PREPARATION, Part.BLOCKS)
+CUT = {  # tensors of a block of which a rank has a part
+    Precision.BF16: {f"blocks.0.{layer}.weight" for layer in LINEARS},
+    Precision.NVFP4: {f"blocks.0.{layer}.{leaf}" for layer in LINEARS for leaf in ("weight", "weight_scale")},
+}
 ENCODER_ON_HOST = ALL_OUT | {Part.TEXT_ENCODER: Stay.HOST}
 
 
@@ -59,6 +70,31 @@ def render(tiny, folder, stays, backend, world_size, kept_timesteps=256):
 def test_parts_that_come_and_go_give_the_same_bits(tiny, tmp_path):
     expected, _ = render(tiny, tmp_path / "resident", RESIDENT, "gloo", 1)
     assert render(tiny, tmp_path / "out", ENCODER_ON_HOST, "gloo", 1)[0] == expected
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
+def test_a_ranks_part_of_the_blocks_comes_and_goes_as_it_was_cut(precision):
+    """The device is `meta`, so that every tensor tells whether it is there."""
+    source = Untrained(DENOISER.model_copy(update={"num_layers": 1}))
+    trim = trim_for(Mode.TENSOR, source.config, precision, rank=1, world_size=2)
+    model, whole = source.load(CPU, precision, trim=trim), source.load(CPU, precision).state_dict()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert {name for name in before if before[name].shape != whole[name].shape} == CUT[precision]
+    parts = {part: {n for n in before if is_preparation(n) is (part is Part.PREPARATION)} for part in DENOISER_PARTS}
+    desk = Desk(ALL_OUT, torch.device("meta"))
+    for part in DENOISER_PARTS:
+        desk.shelve(part, model, (n for n in tensor_names(model) if n in parts[part]))
+    for part, shelf in [*desk.shelves, *desk.shelves]:
+        shelf.bring()
+        there = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_meta}
+        assert there.keys() == parts[part]
+        assert all((t.shape, t.dtype) == (before[n].shape, before[n].dtype) for n, t in there.items())
+        shelf.put_away()
+        assert all(equal_bytes(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def equal_bytes(left, right):
+    return left.dtype == right.dtype and torch.equal(left.view(-1).view(torch.uint8), right.view(-1).view(torch.uint8))
 
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,17 +7,19 @@ import torch
 
 from h3.checkpoint import DenoiserFiles, load_denoiser
 from h3.convert import Target
-from h3.errors import ConfigError
-from h3.nvfp4 import NVFP4Linear, dequantise, quantise, reorder_rows, slice_columns
+from h3.families import QkvOrder
+from h3.nvfp4 import NVFP4Linear, dequantise, quantise
 from h3.parallel.mode import Mode, trim_for
 from h3.parallel.tensor import partition_weights
 from h3.precision import Precision
 from h3.untrained import Untrained
-from tests.h3.checkpoint_files import SMALL
+from tests.h3.checkpoint_files import SMALL, comfy_tensors, interleave, mixed_formats, quantise_layers, write_comfy
+from tests.h3.packed import take_columns, take_rows
 from tests.h3.random_models import MEDIUM_PRUNED
 
 CPU = torch.device("cpu")
 LAYERS = ("attn.qkv_proj", "attn.out_proj", "mlp.fc1", "mlp.fc2")
+FULL_PRECISION = {"attn.qkv_proj", "mlp.fc2"}  # one that is cut by rows, one by columns
 PLAIN = (Target.OFFICIAL, Target.DIFFUSERS, Target.COMFY_PRUNED)
 
 
@@ -57,13 +59,51 @@ def test_a_rank_reads_its_heads_and_its_values_from_any_family(small, target, wo
 
 
 @pytest.mark.parametrize("precision", [Precision.NVFP4, Precision.BF16])
-@pytest.mark.parametrize("world_size", [2, 6, 7])
+@pytest.mark.parametrize("world_size", [2, 6, 7, 8])
 def test_a_rank_reads_its_part_of_a_packed_file_packed_or_widened(medium, precision, world_size):
     path = medium.paths[Target.COMFY_NVFP4]
     whole = load_denoiser(path, CPU, precision)
     partition = partition_weights(MEDIUM_PRUNED, precision, world_size)
     for rank in (0, world_size - 1):
         assert_is_part(load_part(DenoiserFiles.open(path), precision, rank, world_size), whole, partition, rank)
+
+
+@pytest.mark.parametrize("precision", [Precision.NVFP4, Precision.BF16])
+def test_a_rank_reads_its_heads_from_a_packed_file_that_interleaves_q_k_and_v(medium, precision):
+    """The file holds them apart; read as the other order, it is the file of another model."""
+    files = DenoiserFiles.open(medium.paths[Target.COMFY_NVFP4], QkvOrder.INTERLEAVED)
+    whole, as_stored = files.load(CPU, precision), load_denoiser(files.path, CPU, precision)
+    for block, stored in zip(whole.blocks, as_stored.blocks, strict=True):
+        qkv = weight_of(block, "attn.qkv_proj")
+        assert torch.equal(interleave(qkv, MEDIUM_PRUNED), weight_of(stored, "attn.qkv_proj"))
+    partition = partition_weights(MEDIUM_PRUNED, precision, 2)
+    for rank in range(2):
+        assert_is_part(load_part(files, precision, rank, 2), whole, partition, rank)
+
+
+@pytest.fixture(scope="module")
+def mixed_file(medium, tmp_path_factory):
+    """Blocks in NVFP4, plain, fp8 and int8 by turns; of the packed layers, two are never to be multiplied in FP4."""
+    tensors, markers, _ = quantise_layers(comfy_tensors(medium.pruned), mixed_formats(MEDIUM_PRUNED))
+    for layer in FULL_PRECISION:
+        markers[f"blocks.0.{layer}"]["full_precision_matrix_mult"] = True
+    return write_comfy(tmp_path_factory.mktemp("mixed") / "x.safetensors", tensors, markers)
+
+
+@pytest.mark.parametrize("precision", [Precision.NVFP4, Precision.BF16])
+def test_a_rank_reads_its_part_of_a_file_with_layers_in_several_formats(mixed_file, precision):
+    whole = load_denoiser(mixed_file, CPU, precision)
+    partition = partition_weights(MEDIUM_PRUNED, precision, 2)
+    for rank in range(2):
+        part = load_part(DenoiserFiles.open(mixed_file), precision, rank, 2)
+        assert_is_part(part, whole, partition, rank)
+        packed = [number for number, block in enumerate(part.blocks) if isinstance(block.mlp.fc2, NVFP4Linear)]
+        assert packed == ([0] if precision is Precision.NVFP4 else [])
+
+
+def test_a_layer_that_is_to_stay_out_of_fp4_stays_so_in_parts(mixed_file):
+    part = load_part(DenoiserFiles.open(mixed_file), Precision.NVFP4, 1, 2)
+    assert {layer for layer in LAYERS if part.blocks[0].get_submodule(layer).full_precision} == FULL_PRECISION
 
 
 def test_packed_parts_are_packed_and_add_up_to_the_whole(medium):
@@ -102,15 +142,10 @@ def test_whole_tiles_keep_the_bytes_of_the_packed_weight(start, stop):
     """Such rows are a range of the file's bytes, such columns one of each band of 128 rows."""
     packed = quantise(torch.randn(640, 640, generator=torch.Generator().manual_seed(1)))
     tiles = packed.scales.view(torch.uint8)
-    rows = reorder_rows(packed, torch.arange(start, stop))
+    rows = take_rows(packed, torch.arange(start, stop))
     assert torch.equal(rows.codes, packed.codes[start:stop])
     assert torch.equal(rows.scales.view(torch.uint8), tiles[start:stop])
-    columns = slice_columns(packed, slice(start, stop))
+    columns = take_columns(packed, slice(start, stop))
     assert torch.equal(columns.codes, packed.codes[:, start // 2 : stop // 2])
     bands = tiles.view(5, 10, 512)[:, start // 64 : stop // 64]
     assert torch.equal(columns.scales.view(torch.uint8).view(5, -1, 512), bands)
-
-
-def test_columns_that_split_a_block_of_values_are_refused():
-    with pytest.raises(ConfigError, match="columns 8 to 64 of 64 split a block of 16 values"):
-        slice_columns(quantise(torch.randn(4, 64)), slice(8, 64))
