@@ -1,7 +1,7 @@
 """Ragged exchange, gather and reduction over a process group, exact sizes in and out.
 
 Every function is a collective: all ranks of the group call it with the same partitions. Works on NCCL and Gloo.
-One rank alone gets back what it gave, without a copy.
+Where rows or heads are traded, gathered or summed, one rank alone gets back what it gave, without a copy.
 """
 
 from typing import TypeVar, cast
@@ -114,18 +114,16 @@ def all_agree(value: bool, group: dist.ProcessGroup, device: torch.device) -> bo
 
 def share_from_first(value: T | None, group: dist.ProcessGroup, device: torch.device) -> T:
     """What rank 0 gives, on every rank; pickled, so for small things. The others' value is not looked at."""
-    return _share_from(0, value, group, device)
-
-
-def share_all(value: T, group: dist.ProcessGroup, device: torch.device) -> list[T]:
-    """What every rank gives, in rank order, on every rank; pickled, so for small things."""
-    return [_share_from(rank, value, group, device) for rank in range(dist.get_world_size(group))]
-
-
-def _share_from(rank: int, value: T | None, group: dist.ProcessGroup, device: torch.device) -> T:
     box = [value]
-    dist.broadcast_object_list(box, group=group, device=device, group_src=rank)
+    dist.broadcast_object_list(box, group=group, device=device, group_src=0)
     return cast(T, box[0])
+
+
+def share_all(value: T, group: dist.ProcessGroup) -> list[T]:
+    """What every rank gives, in rank order, on every rank; pickled, so for small things."""
+    everyone: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, value, group=group)
+    return cast("list[T]", everyone)
 
 
 def _exchange(source: Tensor, sent_sizes: list[int], received_sizes: list[int], group: dist.ProcessGroup) -> Tensor:

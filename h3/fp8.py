@@ -39,13 +39,14 @@ class FP8Linear(nn.Module):
         """weight [N, K] bf16"""
         super().__init__()
         values, scale = round_rows(weight)
+        self.is_native = False  # whether to multiply in FP8; decided at start, for all ranks alike
         self.register_buffer("weight", values)
         self.register_buffer("weight_scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., K] bf16. Returns [..., N]."""
         values, scale = round_rows(x.flatten(0, -2))
-        if self._is_native(x):
+        if self._multiplies_in_fp8(x):
             out = _multiply(values, scale, self.weight, self.weight_scale)
         else:
             out = (F.linear(values.to(x.dtype), self.weight.to(x.dtype)).float() * scale * self.weight_scale.T).to(
@@ -53,9 +54,9 @@ class FP8Linear(nn.Module):
             )
         return out.view(*x.shape[:-1], -1)
 
-    def _is_native(self, x: Tensor) -> bool:
+    def _multiplies_in_fp8(self, x: Tensor) -> bool:
         fits = all(size % _MULTIPLE == 0 for size in self.weight.shape)
-        return fits and x.dtype == torch.bfloat16 and probe_fp8(x.device)
+        return self.is_native and fits and x.dtype == torch.bfloat16
 
 
 def _multiply(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from h3.parallel.loading import load_spread
 from h3.parallel.mode import Mode
 from h3.part_sizes import is_preparation, place
 from h3.placement import NEEDED, Part, Phase, Placement, Stay
+from h3.precision import Precision
 from h3.shelf import Shelf
 from h3.vae import (
     AudioDecoder,
@@ -46,6 +47,7 @@ class LoadedModel:
 
     digest: str  # of the whole model
     mode: Mode
+    weights: Precision
     precision: str  # of the weights, and of the activations if they are rounded too
     placement: Placement
     denoiser: Denoiser
@@ -84,7 +86,7 @@ def load_model(root: Path, mode: Mode, device: torch.device, group: dist.Process
     desk.shelve(Part.VIDEO_DECODER, video.module)
     first = _load_first(folder, desk) if is_first else None
     shelves = tuple(desk.shelves)
-    return LoadedModel(digest, mode, spread.precision, placement, denoiser, video, first, shelves)
+    return LoadedModel(digest, mode, files.precision, spread.precision, placement, denoiser, video, first, shelves)
 
 
 def _load_first(folder: ModelFolder, desk: "Desk") -> FirstRank:

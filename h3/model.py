@@ -5,8 +5,9 @@ other orders into this one). The block stack has the model's dtype, bf16 unless 
 time path, heads and rotary angles are fp32 ("islands"). AdaLN depends only on (timestep, modality), and both are
 constant on a `Span` of rows, so modulation is applied span by span, never per row. It reads the activated embedding of
 the timestep or, in a pruned checkpoint, a short curve over time that stands for it.
-Knows no ranks and no quantisation: `parallel/` replaces `Attention.attend` and `Denoiser.velocity`, and `checkpoint.py`
-may put another linear layer in the place of one of the blocks'.
+Knows no ranks and no quantisation: `parallel/` replaces `Denoiser.velocity`, and `Attention.attend` or the `forward` of
+attention and MLP, whose heads and values may be a part; `checkpoint.py` may put another linear layer in the place of
+one of the blocks'.
 
 Letters: T tokens, L text tokens, H heads, D head dim, C model dim, K distinct timesteps.
 """
@@ -302,8 +303,15 @@ class Denoiser(nn.Module):
 
     def embed(self, text: Tensor, keyframes: Tensor, audio: Tensor, video: Tensor) -> Tensor:
         """Pack refined text [L, C], keyframe rows, audio rows and video rows (fp32) into one sequence [T, C]."""
-        rows = [self.video_patch_proj(keyframes), self.audio_patch_proj(audio), self.video_patch_proj(video)]
-        return torch.cat([text, *(part.to(self.dtype) for part in rows)])
+        # Each rounded as it is made: in fp32 the whole sequence is wide, also on a rank that has few of its rows.
+        return torch.cat(
+            [
+                text,
+                self.video_patch_proj(keyframes).to(self.dtype),
+                self.audio_patch_proj(audio).to(self.dtype),
+                self.video_patch_proj(video).to(self.dtype),
+            ]
+        )
 
     def velocity(self, x: Tensor, rope: Rope, spans: list[Span], modulation: Modulation) -> Velocity:
         """The block stack and the heads over the packed sequence x [T, C]."""

@@ -15,7 +15,7 @@ from h3.checkpoint import DenoiserFiles
 from h3.conditioning import Conditioning, encode, load_conditioning
 from h3.config import DenoiserConfig
 from h3.denoise import Denoising
-from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksFailed
+from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksDisagree, RanksFailed
 from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder, digest, find_denoiser
 from h3.mp4 import SegmentWriter, remux
@@ -43,7 +43,9 @@ from worker.mgpu import (
 
 REPORT_VERSION = 2
 # What a rank raises that whoever gave the files and flags can mend, by the names that arrive here.
-_USAGE_ERRORS = {error.__name__: error for error in (CheckpointError, ConfigError, PartitionError, PlacementError)}
+_USAGE_ERRORS = {
+    error.__name__: error for error in (CheckpointError, ConfigError, PartitionError, PlacementError, RanksDisagree)
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def measure_needs(folder: ModelFolder, mode: Mode, world_size: int) -> Needs:
             Part.VIDEO_DECODER: 2 * decoder,
             Part.AUDIO_DECODER: sum(stored.form.size_bytes for stored in find_tensors(folder.audio_vae).values()),
         },
-        token_bytes=predict_token_bytes(files.config, world_size, keeps_rows=mode is Mode.ULYSSES),
+        token_bytes=predict_token_bytes(files.config, world_size, keeps_rows=mode.keeps_rows),
         modulation_bytes=predict_modulation_bytes(files.config),
         scratch_bytes=_scratch_bytes(model),
     )

@@ -21,6 +21,7 @@ CONTEXT_BYTES = 3 * GIB // 2  # CUDA's context, kernels' workspaces, NCCL
 FRAGMENTED = 0.03  # of a GPU's memory, in pieces that nothing fits into
 ENCODE_BYTES = 2 * GIB  # activations over 4,000 text and vision tokens
 DECODE_BYTES = 2 * GIB  # of one clip's tiles, and of the whole sound
+MLP_UNIT = 128  # values that tensor mode keeps together in an NVFP4 model, and no more in any other
 KEPT_TIMESTEPS = 256  # of AdaLN, at most
 PIXELS_PER_TOKEN = 32 * 32 * 17 / 5  # of all frames: a clip of 17 frames is 5 latent frames
 # Beside the rows of a video of any length: a long prompt; two keyframes, each as latents and as a vision block; what
@@ -131,8 +132,9 @@ class Placement:
 def predict_token_bytes(config: DenoiserConfig, world_size: int, *, keeps_rows: bool) -> int:
     """Of one token on its rank, where a block is widest: the stream, its norm, and attention or the MLP.
 
-    Layers that do not keep to the rank's rows see those of all ranks, with a part of the heads and of the MLP.
-    By count, as the model is written; measured at the true size by tools/model_gates.py and tools/distributed_t2va.py.
+    Layers that do not keep to the rank's rows see those of all ranks, with a part of the heads and of the MLP. Every rank
+    embeds the whole sequence, too: in fp32, then rounded; where ranks are many, that is the most.
+    By count, as the model is written; measured at the true size by tools/model_gates.py and tools/distributed_gates.py.
     """
     projection = 7 * config.attention_dim  # q, k and v, and one of them normalised and rotated
     exchange = 12 * config.attention_dim  # q, k, v, cut by heads, sent and received
@@ -143,8 +145,10 @@ def predict_token_bytes(config: DenoiserConfig, world_size: int, *, keeps_rows: 
         widest = max(exchange, mlp)
     else:
         all_rows = world_size * config.hidden_size  # the layers' input, their summand, and those that are received
-        widest = all_rows + max(projection, mlp + all_rows)
-    return DTYPE_BYTES * (3 * config.hidden_size + widest)
+        share = -(-config.ffn_dim // (MLP_UNIT * world_size)) * MLP_UNIT  # the largest, of those that are not equal
+        widest = all_rows + max(projection, 2 * world_size * share + all_rows)
+    embedding = 3 * world_size * config.hidden_size
+    return DTYPE_BYTES * max(3 * config.hidden_size + widest, embedding)
 
 
 def predict_modulation_bytes(config: DenoiserConfig) -> int:

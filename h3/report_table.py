@@ -9,7 +9,7 @@ from rich.table import Table
 from h3.report import Repeats, Run, Shape, find_baseline_s, find_incomparable, find_repeats, group_by_shape
 
 _WIDTH = 500  # more than a table has: a terminal wraps what it cannot show, a pipe gets whole lines
-_NUMBERS = ("GPUs", "step", "speed-up", "efficiency", "transport", "sent", "peak", "weights")
+_NUMBERS = ("GPUs", "steps", "step", "speed-up", "efficiency", "transport", "sent", "peak", "weights")
 _HEADINGS = ("GPUs", "mode", "precision", "attention", *_NUMBERS[1:], "device", "NCCL")
 _LEGEND = """\
 step        the median, without the first
@@ -55,6 +55,7 @@ def _row(run: Run, runs: Sequence[Run]) -> tuple[str, ...]:
         known.mode,
         known.precision,
         known.attention_backend,
+        str(run.steps),
         f"{run.median_step_s:.3f} s",
         *_show_speed_up(run, find_baseline_s(runs, run.terms)),
         f"{transport.share:.1%}" if transport else "-",

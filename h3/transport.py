@@ -56,7 +56,7 @@ _meter: ContextVar[Meter | None] = ContextVar("transport meter", default=None)
 
 @contextmanager
 def measure_transport() -> Iterator[Meter]:
-    """Collectives called within are metered."""
+    """Trades, gathers and sums of rows and heads are metered within."""
     meter = Meter()
     token = _meter.set(meter)
     try:

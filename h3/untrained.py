@@ -67,7 +67,8 @@ class Untrained:
     @property
     def digest(self) -> str:
         """Of all that the weights depend on, the type of device aside."""
-        return hashlib.sha256(f"untrained {self.seed} {self.config.model_dump_json()}".encode()).hexdigest()
+        scales = (NORM_SPREAD, QK_SCALE, MODULATION, ATTENDED, BIAS)
+        return hashlib.sha256(f"untrained {self.seed} {scales} {self.config.model_dump_json()}".encode()).hexdigest()
 
     def load(
         self,

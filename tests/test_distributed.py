@@ -17,10 +17,13 @@ from h3.checkpoint import Trim, keep_all
 from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
 from h3.denoise import Denoising
 from h3.errors import PartitionError, RanksDisagree
+from h3.fp8 import FP8Linear
 from h3.model import Attention, Denoiser, Mlp, Modulation, Velocity, attend_all_heads
+from h3.nvfp4 import NVFP4Linear
+from h3.parallel import products
 from h3.parallel.agreement import RankFacts, confirm_agreement
 from h3.parallel.loading import load_spread
-from h3.parallel.mode import Mode, check_mode, spread, trim_for
+from h3.parallel.mode import Mode, check_mode, spread
 from h3.parallel.tensor import cut_weights, partition_weights, sum_over_ranks
 from h3.parallel.tokens import TokenShards, shard_tokens
 from h3.partition import Partition, WeightPartition, split_evenly
@@ -28,7 +31,7 @@ from h3.precision import Precision
 from h3.sampler import Latents, draw_noise, make_schedule
 from h3.sequence import Clock, Geometry, Layout, Modality, Span
 from h3.transport import measure_transport
-from h3.untrained import H3, Untrained, with_curve
+from h3.untrained import H3, Untrained
 from h3.weights import Recipe, put
 from tests.h3.ranks import device_of, running_ranks
 
@@ -37,7 +40,8 @@ MOST_RANKS = 8
 EVERY_SIZE = range(1, MOST_RANKS + 1)
 FORWARD_FP32, STEPS_FP32 = 1e-6, 1e-5
 BF16 = 2e-2  # of one forward and of the steps
-STEPS = {Precision.FP32: 12, Precision.BF16: 2, Precision.NVFP4: 2}
+FP8 = 1e-1  # a column shard's rows are scaled by what they hold; to bf16 the whole model's own distance is 6e-2
+STEPS = {Precision.FP32: 12, Precision.BF16: 2, Precision.NVFP4: 2, Precision.FP8: 2}
 LAYOUT = Layout(Geometry(96, 64, 22), text_tokens=11)  # 127 tokens: divisible by no world size
 CONFIG = H3.model_copy(
     update={
@@ -237,7 +241,7 @@ class TestModel:
     @pytest.mark.parametrize("mode", Mode)
     @pytest.mark.parametrize("world_size", EVERY_SIZE)
     def test_fp32_is_one_device(self, ranks, one_device, mode, world_size):
-        limits = (0, 0) if world_size == 1 else (FORWARD_FP32, STEPS_FP32)
+        limits = (0, 0) if world_size == 1 or mode.keeps_rows else (FORWARD_FP32, STEPS_FP32)
         ranks(check_parity, mode, Precision.FP32, one_device[Precision.FP32], *limits, world_size=world_size)
 
     @pytest.mark.parametrize("mode", Mode)
@@ -247,15 +251,23 @@ class TestModel:
 
     @pytest.mark.parametrize("mode", Mode)
     @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
-    @pytest.mark.parametrize("world_size", [1, 2, 6, 7])
+    @pytest.mark.parametrize("world_size", [1, 2, 6, 8])
     def test_bf16_and_nvfp4_are_one_device_within_their_roundings(self, ranks, one_device, mode, precision, world_size):
-        limits = (0, 0) if world_size == 1 else (BF16, BF16)
+        limits = (0, 0) if world_size == 1 or mode.keeps_rows else (BF16, BF16)
         ranks(check_parity, mode, precision, one_device[precision], *limits, world_size=world_size)
 
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_fp8_is_one_device_within_the_scales_of_shorter_rows(self, ranks, one_device, world_size):
+        limits = (0, 0) if world_size == 1 else (FP8, FP8)
+        ranks(check_parity, Mode.TENSOR, Precision.FP8, one_device[Precision.FP8], *limits, world_size=world_size)
+
     @pytest.mark.parametrize("mode", Mode)
-    @pytest.mark.parametrize("world_size", [1, 3, 8])
-    def test_a_second_run_gives_the_same_bits_and_every_rank_has_them(self, ranks, mode, world_size):
-        ranks(check_determinism, mode, world_size=world_size)
+    @pytest.mark.parametrize(
+        ("precision", "world_size"),
+        [(Precision.BF16, 1), (Precision.BF16, 3), (Precision.BF16, 8), (Precision.NVFP4, 2)],
+    )
+    def test_a_second_run_gives_the_same_bits_and_every_rank_has_them(self, ranks, mode, precision, world_size):
+        ranks(check_determinism, mode, precision, world_size=world_size)
 
     @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
     def test_each_mistake_moves_the_result_ten_times_further(self, ranks, one_device, precision):
@@ -272,9 +284,11 @@ def one_device():
 
 
 class Kept(Untrained):
-    """Draws the whole model only once in a process."""
+    """Draws the whole model only once in a process, where it can."""
 
     def load(self, device, precision=None, waits=lambda _: False, trim=keep_all):
+        if precision is Precision.FP8:  # rounded after it is cut
+            return super().load(device, precision, waits, trim)
         return in_memory(whole_model(self.config, precision), trim)
 
 
@@ -317,8 +331,7 @@ def one_velocity(model: Denoiser) -> Velocity:
 
 def begin(model: Denoiser, steps: int) -> tuple[Latents, Denoising]:
     states = torch.randn(11, CONFIG.text_dim, generator=torch.Generator().manual_seed(1)).bfloat16()
-    noise = draw_noise(LAYOUT.geometry, CONFIG.in_channels, CONFIG.audio_in_channels, 7).latents
-    return noise, Denoising.begin(model, states, LAYOUT, make_schedule(steps))
+    return draw(), Denoising.begin(model, states, LAYOUT, make_schedule(steps))
 
 
 def check_parity(group, mode, precision, expected, forward, steps):
@@ -349,9 +362,8 @@ def flatten(velocity: Velocity) -> torch.Tensor:
     return torch.cat([velocity.video.flatten(), velocity.audio.flatten()])
 
 
-def check_determinism(group, mode):
-    model = spread_model(mode, Precision.BF16, group)
-    (_, first), (_, second) = run(model, steps=2), run(model, steps=2)
+def check_determinism(group, mode, precision):
+    first, second = (run(spread_model(mode, precision, group), steps=2)[1] for _ in range(2))
     assert torch.equal(first.video, second.video)
     assert torch.equal(first.audio, second.audio)
     everyone = [torch.empty_like(first.video) for _ in range(dist.get_world_size(group))]
@@ -390,12 +402,21 @@ def check_mistakes(group, precision, expected):
         model = in_memory(whole_model(CONFIG, precision), partial(cut_weights, partition=partition, rank=rank))
         spread(model, Mode.TENSOR, group)
         assert worst(one_velocity(model), expected) > 10 * BF16, mistaken
+    model = spread_model(Mode.ULYSSES, precision, group)
+    for block in model.blocks:
+        block.attn.attend = swap_ranks(block.attn.attend, right.heads)
+    assert worst(one_velocity(model), expected) > 10 * BF16, "heads in another rank's place"
     for mode in Mode:
         model = spread_model(mode, precision, group)
         if rank == world_size - 1:
             for block in model.blocks:
                 block.adaln_proj.linear.bias.data = torch.zeros_like(block.adaln_proj.linear.bias)
         assert worst(one_velocity(model), expected) > 10 * BF16, mode
+
+
+def swap_ranks(attend, heads):
+    """The heads of the first rank come last."""
+    return lambda qkv: attend(qkv).roll(heads.sizes[0], dims=1)
 
 
 class TestAgreement:
@@ -406,13 +427,17 @@ class TestAgreement:
     def test_a_rank_that_differs_is_named_on_every_rank(self, ranks, name):
         ranks(check_disagreement, name, world_size=3)
 
-    @pytest.mark.parametrize("mode", Mode)
-    def test_ranks_that_load_unlike_models_stop_before_they_load(self, ranks, mode):
-        ranks(check_unlike_models, mode, world_size=2)
+    @pytest.mark.parametrize("name", ["config", "checkpoint", "mode", "precision"])
+    def test_ranks_that_would_load_unlike_models_stop_before_they_do(self, ranks, name):
+        ranks(check_unlike_models, name, world_size=2)
+
+    @pytest.mark.parametrize("precision", [Precision.NVFP4, Precision.FP8])
+    def test_products_are_native_only_where_every_ranks_are(self, ranks, precision):
+        ranks(check_products, precision, world_size=2)
 
 
 def check_agreement(group):
-    confirm_agreement(RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p"), group, CPU)
+    confirm_agreement(RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p"), group)
 
 
 def check_disagreement(group, name):
@@ -420,17 +445,37 @@ def check_disagreement(group, name):
     if dist.get_rank(group) == 1:
         facts = replace(facts, **{name: "another"})
     with pytest.raises(RanksDisagree, match=rf"disagree on {name} \(rank 0: .*; rank 1: another; rank 2: "):
-        confirm_agreement(facts, group, CPU)
+        confirm_agreement(facts, group)
 
 
-def check_unlike_models(group, mode):
+def check_unlike_models(group, name):
+    """Each rank of one kind, the second with one fact of its own."""
+
     class Unloadable(Untrained):
         def load(self, *_arguments, **_named):
             raise AssertionError("loaded all the same")
 
-    source = Unloadable(CONFIG, seed=dist.get_rank(group))
-    with pytest.raises(RanksDisagree, match="disagree on checkpoint"):
-        load_spread(source, source.digest, mode, CPU, group)
+    is_other = dist.get_rank(group) == 1
+    config = CONFIG.model_copy(update={"num_layers": 3}) if is_other and name == "config" else CONFIG
+    digest = "other" if is_other and name == "checkpoint" else "same"
+    mode = Mode.TENSOR if is_other and name == "mode" else Mode.ULYSSES
+    precision = Precision.FP32 if is_other and name == "precision" else Precision.BF16
+    with pytest.raises(RanksDisagree, match=f"disagree on {name} "):
+        load_spread(Unloadable(config), digest, mode, CPU, group, precision=precision)
+
+
+def check_products(group, precision):
+    """On these two ranks, of which first one and then both can multiply natively."""
+    kind = NVFP4Linear if precision is Precision.NVFP4 else FP8Linear
+    model = Untrained(CONFIG).load(CPU, precision)
+    layers = [module for module in model.modules() if isinstance(module, kind)]
+    assert len(layers) == 4 * CONFIG.num_layers
+    for able, name in (({0}, precision), ({0, 1}, f"{precision}-w4a4" if kind is NVFP4Linear else precision)):
+        with pytest.MonkeyPatch.context() as patch:
+            for probe in ("probe_fp4", "probe_fp8"):
+                patch.setattr(products, probe, lambda _, able=able: dist.get_rank(group) in able)
+            assert products.settle_precision(precision, model, CPU, group) == name
+        assert {layer.is_native for layer in layers} == {able == {0, 1}}
 
 
 def worst(found, expected) -> float:
@@ -442,8 +487,16 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-def test_the_noise_knows_no_world_size():
-    """Nothing that draws it is told one; this holds the order of the draws."""
-    assert trim_for(Mode.ULYSSES, with_curve(H3), Precision.BF16, 1, 2) is keep_all
-    once, again = (draw_noise(LAYOUT.geometry, 24, 32, 7).latents for _ in range(2))
-    assert torch.equal(once.video, again.video)
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_rank_draws_the_noise_of_the_request_alone(ranks, world_size):
+    ranks(check_noise, draw(), world_size=world_size)
+
+
+def draw() -> Latents:
+    return draw_noise(LAYOUT.geometry, CONFIG.in_channels, CONFIG.audio_in_channels, 7).latents
+
+
+def check_noise(_group, expected):
+    found = draw()
+    assert torch.equal(found.video, expected.video)
+    assert torch.equal(found.audio, expected.audio)

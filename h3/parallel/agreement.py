@@ -30,9 +30,9 @@ class RankFacts:
         return cls(config, checkpoint, mode, precision, torch.__version__, nccl)
 
 
-def confirm_agreement(facts: RankFacts, group: dist.ProcessGroup, device: torch.device) -> None:
+def confirm_agreement(facts: RankFacts, group: dist.ProcessGroup) -> None:
     """Collective; the same outcome on every rank. Raises RanksDisagree naming what, and what each rank says."""
-    everyone = share_all(facts, group, device)
+    everyone = share_all(facts, group)
     for field in fields(RankFacts):
         told = [getattr(each, field.name) for each in everyone]
         if len(set(told)) > 1:

@@ -1,5 +1,6 @@
 """Loads a rank's part of the denoiser and lets it run over all ranks, provided that all ranks are alike."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -62,10 +63,16 @@ def load_spread(
     Raises CheckpointError, ConfigError, PartitionError, RanksDisagree.
     """
     precision = precision or source.precision
-    config = source.config.model_dump_json()
-    confirm_agreement(RankFacts.tell(config=config, checkpoint=digest, mode=mode, precision=precision), group, device)
+    facts = RankFacts.tell(config=name_config(source.config), checkpoint=digest, mode=mode, precision=precision)
+    confirm_agreement(facts, group)
     trim = trim_for(mode, source.config, precision, dist.get_rank(group), dist.get_world_size(group))
     model = source.load(device, precision, waits, trim)
     settled = settle_precision(precision, model, device, group)
     spread(model, mode, group)
     return SpreadDenoiser(model, mode, settled, digest)
+
+
+def name_config(config: DenoiserConfig) -> str:
+    """Short, and another one for other sizes."""
+    sizes = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+    return f"{config.num_layers} blocks of width {config.hidden_size}, {sizes[:12]}"

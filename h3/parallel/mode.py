@@ -1,4 +1,4 @@
-"""How ranks share a render: the one place where a mode's name becomes what is done."""
+"""How ranks share a render: where a mode's name becomes what is done."""
 
 from enum import StrEnum
 from functools import partial
@@ -20,19 +20,32 @@ class Mode(StrEnum):
     ULYSSES = "ulysses"  # all weights; tokens are traded for heads around attention
     TENSOR = "tensor"  # a part of every layer of the blocks; rows are brought together, and summands reduced
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether layers see no rows but their rank's, attention aside."""
+        match self:
+            case Mode.ULYSSES:
+                return True
+            case Mode.TENSOR:
+                return False
+
 
 def check_mode(mode: Mode, config: DenoiserConfig, precision: Precision, world_size: int) -> None:
     """Raises PartitionError if a rank would have nothing to do."""
-    split_evenly(config.num_attention_heads, world_size, what="attention heads")
-    if mode is Mode.TENSOR:
-        partition_weights(config, precision, world_size)
+    match mode:
+        case Mode.ULYSSES:
+            split_evenly(config.num_attention_heads, world_size, what="attention heads")
+        case Mode.TENSOR:
+            partition_weights(config, precision, world_size)
 
 
 def trim_for(mode: Mode, config: DenoiserConfig, precision: Precision, rank: int, world_size: int) -> Trim:
     """What a rank leaves out when it loads. Raises PartitionError."""
-    if mode is Mode.ULYSSES:
-        return keep_all
-    return partial(cut_weights, partition=partition_weights(config, precision, world_size), rank=rank)
+    match mode:
+        case Mode.ULYSSES:
+            return keep_all
+        case Mode.TENSOR:
+            return partial(cut_weights, partition=partition_weights(config, precision, world_size), rank=rank)
 
 
 def spread(model: Denoiser, mode: Mode, group: dist.ProcessGroup) -> None:

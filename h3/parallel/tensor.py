@@ -124,6 +124,8 @@ def share_layers(model: Denoiser, group: dist.ProcessGroup) -> None:
 
 def sum_over_ranks(layer: nn.Module, projection: nn.Module, shards: TokenShards) -> None:
     """Let a layer, whose last step is `projection`, take this rank's rows and give the sum of all ranks' for them."""
+    if dist.get_world_size(shards.group) == 1:
+        return  # added to the rounded sum, a bias would give other bits
     on_all_rows, bias = layer.forward, getattr(projection, "bias", None)
     if bias is not None:
         projection.register_parameter("bias", None)  # else it would be added once a rank

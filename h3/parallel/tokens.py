@@ -35,9 +35,11 @@ def shard_tokens(model: Denoiser, group: dist.ProcessGroup, *, layers_see_all_ro
     def sharded_velocity(x: Tensor, rope: Rope, spans: list[Span], modulation: Modulation) -> Velocity:
         shards.tokens = tokens = split_evenly(x.shape[0], world_size, what="tokens")
         owned = tokens.owned(rank)
-        x = x[owned].clone()  # the other rows' memory is free from here on
         angles = rope if layers_see_all_rows else rope.rows(owned)
-        part = velocity(x, angles, clip_spans(spans, owned), modulation)
+        # No name holds the rows of all ranks, nor this rank's, once the blocks make others of them.
+        rows = [x[owned].clone()]
+        del x
+        part = velocity(rows.pop(), angles, clip_spans(spans, owned), modulation)
         return Velocity(
             video=gather_rows(part.video, _target_rows(spans, tokens, Modality.VIDEO), group),
             audio=gather_rows(part.audio, _target_rows(spans, tokens, Modality.AUDIO), group),

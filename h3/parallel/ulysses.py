@@ -1,9 +1,8 @@
 """Ulysses: tokens are sharded through the blocks; around attention they are traded for heads and back.
 
-Each rank holds all weights and a balanced range of the packed sequence. Norms, projections and MLPs need no
-communication; attention needs every token, so q, k and v are exchanged sequence-to-head before it and the result
-head-to-sequence after it. Ranges may be ragged and nothing is padded, so each rank does exactly the single-device
-arithmetic on its rows and on its heads. Source: DeepSpeed-Ulysses, arXiv 2309.14509.
+Each rank holds all weights. Only attention needs every token, so q, k and v are exchanged sequence-to-head before it
+and the result head-to-sequence after it. Ranges may be ragged and nothing is padded, so each rank does exactly the
+single-device arithmetic on its rows and on its heads. Source: DeepSpeed-Ulysses, arXiv 2309.14509.
 """
 
 from functools import partial

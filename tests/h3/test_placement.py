@@ -2,14 +2,18 @@
 
 import json
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from h3.checkpoint import DenoiserFiles, load_denoiser
+from h3.checkpoint import DenoiserFiles, load_denoiser, skeleton
+from h3.denoise import Denoising
 from h3.errors import PlacementError
-from h3.parallel.mode import Mode, trim_for
+from h3.parallel.mode import Mode, spread, trim_for
 from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import (
     CONTEXT_BYTES,
@@ -26,11 +30,16 @@ from h3.placement import (
     plan,
     predict_token_bytes,
 )
+from h3.precision import Precision
+from h3.sampler import Latents, Schedule, make_schedule
+from h3.sequence import Geometry, Layout
 from h3.shelf import Shelf
 from h3.text import load_text_encoder
 from h3.tiny import DENOISER
-from h3.untrained import H3
+from h3.untrained import H3, with_curve
 from h3.vae import VIDEO_DECODER, VIDEO_ENCODER, load_video_vae
+from h3.weights import Recipe
+from tests.h3.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
 
@@ -147,19 +156,54 @@ def block_bytes(denoiser):
     return bytes_of({name: tensor for name, tensor in denoiser.items() if not is_preparation(name)})
 
 
+@contextmanager
+def fake_ranks(world_size):
+    """Their group as rank 0 has it, whose collectives move nothing and end at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def first_ranks_part(config, mode, precision, group):
+    """Of a model on `meta`, cut as for the precision but not packed: what is unpacked lies in the scratch."""
+    model = skeleton(config, {}).eval().requires_grad_(False)
+    trim = trim_for(mode, config, precision, 0, group.size())
+    trim(model, dict.fromkeys(model.state_dict(), Recipe(())))
+    spread(model, mode, group)
+    return model
+
+
+@torch.inference_mode()
+def measure_step(model, layout):
+    """Peak of a whole step, beside what is there before it."""
+    text = torch.empty(layout.text_tokens, model.config.text_dim, device="meta")
+    schedule = make_schedule(1)
+    denoising = Denoising.begin(model, text, layout, Schedule(schedule.video.to("meta"), schedule.audio.to("meta")))
+    latents = Latents(
+        video=torch.empty(layout.geometry.video_tokens, model.config.patch_dim, device="meta"),
+        audio=torch.empty(2 * layout.geometry.audio_latents, model.config.audio_in_channels, device="meta"),
+    )
+    with LiveBytes() as live:
+        denoising.step(0, latents)
+    return live.peak
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize(
-    ("config", "world_size", "rows"),
-    [(DENOISER, 2, 1), (H3, 3, 1), (H3, 4, 2), (H3, 7, 2)],
-    ids=["attention is widest", "attention just so", "the MLP just so", "the MLP is widest"],
+    ("mode", "precision"),
+    [(Mode.ULYSSES, Precision.BF16), (Mode.TENSOR, Precision.BF16), (Mode.TENSOR, Precision.NVFP4)],
 )
-def test_in_tensor_mode_each_further_rank_costs_a_token_its_row_and_beside_the_mlp_its_summand(
-    config, world_size, rows
-):
-    """A rank's layers see the rows of all ranks; in Ulysses each keeps to its own."""
-    fewer, more = (predict_token_bytes(config, ranks, keeps_rows=False) for ranks in (world_size, world_size + 1))
-    assert more - fewer == rows * 2 * config.hidden_size  # bf16
-    fewer, more = (predict_token_bytes(config, ranks, keeps_rows=True) for ranks in (world_size, world_size + 1))
-    assert more == fewer
+def test_a_step_takes_no_more_than_predicted_and_not_much_less(mode, precision, world_size):
+    """At the true width, by count. Two blocks, so that what one leaves behind shows in the other's peak."""
+    config = with_curve(H3).model_copy(update={"num_layers": 2})
+    layout = Layout(Geometry(1344, 768, 243), text_tokens=300)
+    with fake_ranks(world_size) as group:
+        peak = measure_step(first_ranks_part(config, mode, precision, group), layout)
+    tokens = -(-layout.tokens // world_size)  # the first rank has no fewer than others
+    predicted = tokens * predict_token_bytes(config, world_size, keeps_rows=mode.keeps_rows)
+    assert 0.5 * predicted < peak <= predicted  # one far too large turns renders away
 
 
 def test_a_shelved_module_is_the_same_after_every_way_there_and_back():

@@ -114,6 +114,7 @@ class TestTable:
             "mode": "ulysses",
             "precision": "bf16",
             "attention": "sdpa",
+            "steps": "4",
             "step": "5.000 s",  # the median of all but the first
             "speed-up": "1.60x",
             "efficiency": "80.0%",

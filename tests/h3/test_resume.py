@@ -191,7 +191,7 @@ def test_a_request_for_the_other_mode_is_refused_by_every_rank(fleet, tmp_path):
     other = REQUEST.model_copy(update={"mode": Mode.TENSOR})
     with pytest.raises(SymmetricRunnerError) as refused:
         render(fleet, tmp_path, request=other)
-    told = "mode tensor is asked for, and this worker runs ulysses: ask for that, or for auto"
+    told = "mode tensor is asked for, and this worker has ulysses: ask for that, or for auto"
     assert [str(error) for error in refused.value.errors] == [told] * 2
 
 
