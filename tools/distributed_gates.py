@@ -16,23 +16,25 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
-from h3.cli import pick_device
+from h3.cli import pick_device, plain_errors
+from h3.denoise_fleet import DenoiseRequest, DenoiseRunner, Outcome, Ranks, running_ranks
+from h3.errors import ConfigError
 from h3.nvfp4 import TILE_ROWS
-from h3.on_files import DenoiseRequest, DenoiseRunner, Outcome, Ranks, running_ranks
 from h3.parallel.mode import Mode
 from h3.placement import DTYPE_BYTES, KEPT_TIMESTEPS, predict_modulation_bytes, predict_token_bytes
 from h3.precision import Precision
+from h3.provenance import sha256
 from h3.sampler import Latents, make_schedule
 from h3.sequence import Geometry, Layout
 from h3.untrained import H3, Untrained, with_curve
-from tools.gates import Gates, judge
-from tools.launch.arguments import TEXT_TOKENS
+from tools.gates import Gates, judge, relative
+from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS
 from tools.launch.mutants import DropsBias, SwapsHeads
+from tools.launch.nccl_log import logging_nccl
 from tools.launch.text_states import write_random_states
 from tools.machine import describe_machine
 
-SMALL, SHAPE = Geometry(256, 160, 39), Geometry(864, 480, 141)
-STEPS, SEED = 12, 440420
+SMALL = Geometry(256, 160, 39)
 PARITY = 2e-2  # relative L2 of the latents after all steps, bf16
 MUTATION = 10 * PARITY  # what a mistake must exceed
 
@@ -51,8 +53,11 @@ class Bench:
     ) -> list[Outcome]:
         """One after the other, in one fleet."""
         ranks = Ranks(world_size, pick_device(None).type, mode, self.model.precision)
-        with running_ranks(self.model, ranks, runner) as fleet:
-            return [fleet.run(self._request(shape, meters=world_size > 1), lambda _: None) for shape in shapes]
+        with logging_nccl() as read_transports, running_ranks(self.model, ranks, runner) as fleet:
+            outcomes = [fleet.run(self._request(shape, meters=world_size > 1), lambda _: None) for shape in shapes]
+            if world_size > 1:
+                self.gates.tell(f"{self.name(mode)}_nccl_transport", read_transports())
+        return outcomes
 
     def _request(self, shape: Geometry, *, meters: bool) -> DenoiseRequest:
         return DenoiseRequest(self.states, None, shape, STEPS, SEED, meters_transport=meters)
@@ -73,33 +78,41 @@ class Bench:
         self.gates.tell(f"{self.name(mode)}_activation_bytes", {"measured": measured, "predicted": predicted})
         self.gates.at_most(f"{self.name(mode)}_activation_over_prediction", measured / predicted, 1.0)
         self.gates.tell(f"{self.name(mode)}_step_s", {"one": fastest(alone), "ranks": fastest(together)})
+        self.gates.tell(f"{self.name(mode)}_every_step_s", {"one": step_times(alone), "ranks": step_times(together)})
+        self.gates.tell(f"{self.name(mode)}_latents_sha256", {"one": digests(alone), "ranks": digests(together)})
+        self.gates.tell(f"{self.name(mode)}_attention_backend", together.ends[0].provenance.attention_backend)
         sent = [end.transport for end in together.ends]
         self.gates.tell(f"{self.name(mode)}_transport", [each and [each.seconds, each.sent_bytes] for each in sent])
 
 
 def predict_activations(model: Untrained, mode: Mode, world_size: int) -> int:
     """As the placement counts, of the rank with most tokens; with the modulation and the scratch, which it adds."""
-    config, shares = model.config, 1 if mode is Mode.ULYSSES else world_size
+    config, shares = model.config, 1 if mode.keeps_rows else world_size
     tokens = -(-Layout(SHAPE, TEXT_TOKENS).tokens // world_size)
     timesteps = make_schedule(STEPS).timesteps().numel()
     modulation = predict_modulation_bytes(config) * timesteps // KEPT_TIMESTEPS
     fc1 = DTYPE_BYTES * config.hidden_size * 2 * (config.ffn_dim // shares + TILE_ROWS)
-    per_token = predict_token_bytes(config, world_size, keeps_rows=mode is Mode.ULYSSES)
+    per_token = predict_token_bytes(config, world_size, keeps_rows=mode.keeps_rows)
     return tokens * per_token + modulation + (fc1 if model.precision is Precision.NVFP4 else 0)
 
 
 def fastest(outcome: Outcome) -> float:
-    return min(step.seconds for step in outcome.steps)
+    return min(step_times(outcome))
+
+
+def step_times(outcome: Outcome) -> list[float]:
+    """Of rank 0, in order."""
+    return [step.seconds for step in outcome.steps]
+
+
+def digests(outcome: Outcome) -> dict[str, str]:
+    return {"video": sha256(outcome.latents.video), "audio": sha256(outcome.latents.audio)}
 
 
 def distances(found: Latents, expected: Latents) -> dict[str, float]:
     """Relative L2 of each modality."""
     pairs = {"video": (found.video, expected.video), "audio": (found.audio, expected.audio)}
     return {part: relative(*pair) for part, pair in pairs.items()}
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def measure_modes(bench: Bench) -> Outcome:
@@ -129,8 +142,11 @@ def measure_mutants(bench: Bench, alone: Outcome) -> None:
 def main(
     target: Annotated[Path | None, typer.Argument(help="Where the JSON goes; else it is printed.")] = None,
     layers: Annotated[int, typer.Option(help="Blocks; fewer for a quick run.")] = H3.num_layers,
-    ranks: Annotated[int, typer.Option(help="GPUs.")] = 2,
+    ranks: Annotated[int, typer.Option(min=1, help="GPUs.")] = 2,
 ) -> None:
+    with plain_errors():
+        if (gpus := torch.cuda.device_count()) < ranks:
+            raise ConfigError(f"--ranks {ranks}: takes a GPU for each rank; torch sees {gpus} here")
     config = with_curve(H3).model_copy(update={"num_layers": layers})
 
     def measure(gates: Gates) -> None:

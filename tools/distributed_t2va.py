@@ -17,37 +17,28 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
 from h3.cli import pick_device, plain_errors
+from h3.denoise_fleet import DenoiseRequest, Outcome, Ranks, StepTaken, check, open_source, running_ranks
 from h3.errors import ConfigError
-from h3.on_files import (
-    DenoiseRequest,
-    Outcome,
-    Ranks,
-    StepTaken,
-    check,
-    describe,
-    open_source,
-    running_ranks,
-    write_latents,
-)
+from h3.latents_file import write_latents
+from h3.on_files import describe
 from h3.parallel.mode import Mode
 from h3.precision import Precision
 from h3.sequence import Geometry
 from h3.untrained import H3, Untrained, with_curve
-from tools.launch.arguments import TEXT_TOKENS, AttentionBackend, Backend, Benchmark, Shapes, World
-from tools.launch.benchmark_file import Report, keep_run, parse_run, read_runs, write_json
+from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS, AttentionBackend, Backend, Benchmark, Shapes, World
+from tools.launch.benchmark_file import Report, keep_run, parse_run, read_runs, require_writable, write_json
 from tools.launch.nccl_log import logging_nccl
 from tools.launch.text_states import find_text_files, write_prompt_states, write_random_states
 from tools.machine import describe_machine
 
-SHAPE = Geometry(864, 480, 141)
 OUTPUT = Path("build/distributed")
 PROMPT = "A red kite rises over the dunes at dawn while waves break below; wind, gulls and surf are heard."
 UNTRAINED = Untrained(with_curve(H3))
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """Where results are kept."""
+class OutputFolder:
+    """Where results are kept: a folder for each run, and the benchmark file."""
 
     folder: Path
     benchmark: Path | None
@@ -78,8 +69,8 @@ def main(
     world: World,
     backend: Backend = AttentionBackend.SDPA,  # the only one: whoever names another is told so
     shape: Shapes = None,
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = 12,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = 440420,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = STEPS,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = SEED,
     precision: Annotated[
         Precision | None, typer.Option(show_default="as stored; bf16 without a checkpoint", help="Of the weights.")
     ] = None,
@@ -106,6 +97,7 @@ def main(
     with plain_errors():
         if benchmark:
             read_runs(benchmark)
+            require_writable(benchmark)
         source = choose_model(model, ranks.device)
         width = open_source(source)[0].config.text_dim
         out.mkdir(parents=True, exist_ok=True)
@@ -113,7 +105,7 @@ def main(
         requests = [
             DenoiseRequest(states, None, each, steps, seed, meters_transport=world > 1) for each in shape or [SHAPE]
         ]
-        for path in denoise_all(source, ranks, requests, Shelf(out, benchmark, save_latents)):
+        for path in denoise_all(source, ranks, requests, OutputFolder(out, benchmark, save_latents)):
             typer.echo(path)
 
 
@@ -143,7 +135,7 @@ def write_states(
 
 
 def denoise_all(
-    model: Path | Untrained, ranks: Ranks, requests: Sequence[DenoiseRequest], shelf: Shelf
+    model: Path | Untrained, ranks: Ranks, requests: Sequence[DenoiseRequest], output: OutputFolder
 ) -> Iterator[Path]:
     """One after the other in one fleet; gives each report's path."""
     tokens = [check(model, ranks, request) for request in requests]
@@ -153,7 +145,7 @@ def denoise_all(
             outcome = fleet.run(request, tell_steps(request))
             report = describe(model, request, count, outcome)
             report["machine"] = {**machine, "nccl_transport": read_transports()}
-            yield shelf.keep(report, outcome, request.geometry)
+            yield output.keep(report, outcome, request.geometry)
 
 
 def tell_steps(request: DenoiseRequest) -> Callable[[StepTaken], None]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import typer
 
 
@@ -29,6 +30,11 @@ class Gates:
         self.tell(name, {"value": value, **limit, "met": is_met})
         if not is_met:
             self.missed.append(name)
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The L2 of their difference, in parts of the expected one's."""
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def judge(measure: Callable[[Gates], None], about: dict[str, object], target: Path | None) -> None:

@@ -39,13 +39,12 @@ from h3.untrained import H3, with_curve  # noqa: E402
 from tests.h3.oracle import diffusers_model, diffusers_velocity  # noqa: E402
 from tests.h3.random_models import MEDIUM_PRUNED, random_denoiser  # noqa: E402
 from tests.h3.text_files import published_inventory, published_markers  # noqa: E402
-from tools.gates import Gates, judge  # noqa: E402
+from tools.gates import Gates, judge, relative  # noqa: E402
+from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS  # noqa: E402
 from tools.machine import describe_machine  # noqa: E402
 
 H3_PRUNED = with_curve(H3)
-SHAPE = Geometry(864, 480, 141)
 SMALL = Geometry(256, 160, 39)
-TEXT_TOKENS = 300
 DEVICE = torch.device("cuda", 0)
 NVFP4_TENSORS, NVFP4_FILE_BYTES = 1132, 12_528_636_800  # as published
 FORWARD, FORWARD_FP32, LINEAR = 1e-2, 1e-5, 4e-3
@@ -72,20 +71,16 @@ class Request:
     def of(cls, config: DenoiserConfig, geometry: Geometry) -> "Request":
         generator = torch.Generator().manual_seed(1)
         states = torch.randn(TEXT_TOKENS, config.text_dim, generator=generator).bfloat16().to(DEVICE)
-        noise = draw_noise(geometry, config.in_channels, config.audio_in_channels, seed=440420)
+        noise = draw_noise(geometry, config.in_channels, config.audio_in_channels, seed=SEED)
         return cls(Layout(geometry, TEXT_TOKENS), states, noise.latents.to(DEVICE))
 
-    def begin(self, denoiser: Denoiser, steps: int = 12) -> Denoising:
+    def begin(self, denoiser: Denoiser, steps: int = STEPS) -> Denoising:
         return Denoising.begin(denoiser, self.states, self.layout, make_schedule(steps))
 
     def velocity(self, denoiser: Denoiser, step: int = 3) -> Velocity:
         denoising = self.begin(denoiser)
         packed = denoiser.embed(denoising.text, denoising.keyframes, self.noise.audio, self.noise.video)
         return denoiser.velocity(packed, denoising.rope, self.layout.spans, denoising.modulation.at(step))
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def worst(found: Velocity, expected: Velocity) -> float:
@@ -121,7 +116,7 @@ def compare_with_diffusers(gates: Gates, name: str, model: Denoiser) -> None:
 
 
 def theirs_of(twin: MiniMaxH3Transformer3DModel, request: Request) -> Velocity:
-    timesteps = make_schedule(12).timesteps()[3].to(DEVICE)
+    timesteps = make_schedule(STEPS).timesteps()[3].to(DEVICE)
     keyframes = torch.empty(0, request.noise.video.shape[1], device=DEVICE)
     return diffusers_velocity(twin, request.layout, request.states, keyframes, request.noise, timesteps)
 
@@ -187,7 +182,7 @@ def file_figures(gates: Gates, name: str, path: Path) -> None:
 def sample(gates: Gates, name: str, model: Denoiser) -> None:
     """A few steps of the seed's shape: time, and memory against what the placement predicts."""
     request = Request.of(model.config, SHAPE)
-    denoising, latents = request.begin(model, steps=12), request.noise
+    denoising, latents = request.begin(model), request.noise
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     resting = torch.cuda.memory_allocated()

@@ -3,28 +3,33 @@
 #     H3_GPU_COUNTS="1 2 4 6 8" H3_DISTRIBUTED_MODES="ulysses tensor" tools/run_distributed_matrix.sh [options]
 # World sizes that this machine has no GPUs for are skipped. A run that fails is named at the end, and the exit code is 1.
 set -euo pipefail
+trap 'exit 130' INT # without it bash goes on: a run that is interrupted ends as one that fails
 tools=$(dirname "${BASH_SOURCE[0]}")
 export H3_DISTRIBUTED_BENCHMARK=${H3_DISTRIBUTED_BENCHMARK:-${H3_DISTRIBUTED_OUTPUT:-build/distributed}/benchmark.json}
+known_modes="ulysses tensor"
+
+refuse() {
+    echo "$1" >&2
+    exit 2
+}
+
+require_world_size() { # VARIABLE VALUE
+    [[ $2 =~ ^[1-9][0-9]{0,3}$ ]] || refuse "$1: '$2' is no world size: take 1 or more"
+}
 
 for option in "$@"; do
-    case $option in
-    --help) exec "$tools/run_distributed_t2va.sh" --help ;;
-    --benchmark*)
-        echo "name the file by H3_DISTRIBUTED_BENCHMARK, not by $option: the runs are compared from it" >&2
-        exit 2
-        ;;
-    esac
+    [[ $option != --help ]] || exec "$tools/run_distributed_t2va.sh" --help
 done
 
 counts=${H3_GPU_COUNTS:-1 2 4 6 8}
-modes=${H3_DISTRIBUTED_MODES:-ulysses tensor}
-read -ra counts <<<"${counts//,/ }"
-read -ra modes <<<"${modes//,/ }"
+modes=${H3_DISTRIBUTED_MODES:-$known_modes}
+read -ra counts <<<"${counts//[[:space:],]/ }"
+read -ra modes <<<"${modes//[[:space:],]/ }"
 for count in "${counts[@]}"; do
-    if ! [[ $count =~ ^[1-9][0-9]*$ ]]; then
-        echo "H3_GPU_COUNTS: '$count' is no world size, as in H3_GPU_COUNTS=\"1 2 4 6 8\"" >&2
-        exit 2
-    fi
+    require_world_size H3_GPU_COUNTS "$count"
+done
+for mode in "${modes[@]}"; do
+    [[ " $known_modes " == *" $mode "* ]] || refuse "H3_DISTRIBUTED_MODES: '$mode' is no mode: take some of $known_modes"
 done
 
 most=$("$tools/python.sh" -c 'import torch; print(torch.cuda.device_count())')
@@ -32,21 +37,28 @@ limit="visible GPUs"
 if ((most == 0)); then
     most=${H3_WORLD_SIZE:-2}
     limit="ranks on the CPU (H3_WORLD_SIZE)"
+    require_world_size H3_WORLD_SIZE "$most"
 fi
 
+ran=0
 failed=()
+paths=$(mktemp)
+trap 'rm -f "$paths"' EXIT
 for count in "${counts[@]}"; do
     if ((count > most)); then
         echo "skipped: $count ranks are more than $most $limit" >&2
         continue
     fi
     for mode in "${modes[@]}"; do
-        "$tools/run_distributed_t2va.sh" "$mode" "$count" "$@" || failed+=("$mode $count")
+        ran=1
+        "$tools/run_distributed_t2va.sh" "$mode" "$count" "$@" | tee -a "$paths" || failed+=("$mode $count")
     done
 done
+((ran)) || refuse "nothing was left to run: H3_GPU_COUNTS and H3_DISTRIBUTED_MODES name no run that fits this machine"
 
-if [[ -e $H3_DISTRIBUTED_BENCHMARK ]]; then
-    "$tools/python.sh" "$tools/../h3render.py" report "$H3_DISTRIBUTED_BENCHMARK"
+mapfile -t reports <"$paths"
+if ((${#reports[@]})); then
+    "$tools/python.sh" "$tools/../h3render.py" report "${reports[@]}"
 fi
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "${failed[@]}" >&2

@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees 
 from h3.cli import plain_errors
 from h3.partition import split_evenly
 from h3.sequence import Geometry, Layout
-from tools.launch.arguments import TEXT_TOKENS, AttentionBackend, Backend, Benchmark, Shapes, World
-from tools.launch.benchmark_file import VERSION, read_results, write_json
+from tools.launch.arguments import SHAPE, TEXT_TOKENS, AttentionBackend, Backend, Benchmark, Shapes, World
+from tools.launch.benchmark_file import VERSION, read_results, require_writable, write_json
 from tools.launch.nccl_log import logging_nccl
 from tools.launch.transport_runner import HEAD_DIM, HEADS, WIDTH, Measured, Timed, TransportRunner
 from tools.machine import describe_machine
 from worker.mgpu import AsymmetricRunnerError, FatalFleetError, MGPUController
 
-SHAPES = [Geometry(864, 480, 141), Geometry(1344, 768, 124), Geometry(1344, 768, 243)]
+SHAPES = [SHAPE, Geometry(1344, 768, 124), Geometry(1344, 768, 243)]
 SHAPES_ON_CPU = [Geometry(96, 64, 22), Geometry(96, 64, 39)]
 MEMBER = "sequences"
 PLAIN_WIDTH = 160  # where there is no terminal to ask
@@ -64,12 +64,14 @@ def main(
         split_evenly(HEADS, world, what="attention heads")
         if benchmark:
             read_results(benchmark, MEMBER)
+            require_writable(benchmark)
     with logging_nccl() as read_transports, ending_with_ranks():
         exchanges = list(measure(world, backend, layouts, on_gpus=on_gpus))
         machine = {**describe_machine(on_gpus=on_gpus), "nccl_transport": read_transports()}
     print_table(exchanges)
     if benchmark:
-        write_json(benchmark, describe(exchanges, backend, machine))
+        with plain_errors():
+            write_json(benchmark, describe(exchanges, backend, machine))
     raise typer.Exit(0 if all(exchange.is_identity for exchange in exchanges) else 1)
 
 

@@ -1,4 +1,7 @@
-"""What both launch tools are told: how many ranks, how attention is computed, which shapes, where results are kept."""
+"""What the launch tools are told: how many ranks, how attention is computed, which shapes, where results are kept.
+
+And the render that they, and the gates, make where nobody says another.
+"""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +15,7 @@ from h3.model import ATTENTION_BACKEND
 from h3.sequence import Geometry
 
 CPU_WORLD_SIZE = 2
+SHAPE, STEPS, SEED = Geometry(864, 480, 141), 12, 440420
 TEXT_TOKENS = 300  # of a prompt of some length
 
 
@@ -26,12 +30,17 @@ def count_ranks() -> int:
     return torch.cuda.device_count() or CPU_WORLD_SIZE
 
 
-def require_gpus(world_size: int) -> int:
-    """The same number. Raises BadParameter if there are GPUs, and too few."""
+def parse_world(text: str | int) -> int:
+    """A count of ranks; where there are GPUs, not more than these. Raises BadParameter."""
     gpus = torch.cuda.device_count()
-    if 0 < gpus < world_size:
-        raise typer.BadParameter(f"{world_size} ranks need as many GPUs, {gpus} are visible: take 1 to {gpus}")
-    return world_size
+    valid = f"1 to {gpus}, the visible GPUs" if gpus else "1 or more"
+    try:
+        world = int(text)
+    except ValueError:
+        world = 0
+    if world < 1 or 0 < gpus < world:
+        raise typer.BadParameter(f"{text!r} is no count of ranks: take {valid} (as WORLD, else H3_WORLD_SIZE)")
+    return world
 
 
 def parse_shape(text: str) -> Geometry:
@@ -50,10 +59,10 @@ World = Annotated[
     int,
     typer.Argument(
         envvar="H3_WORLD_SIZE",
-        min=1,
+        metavar="WORLD",
+        parser=parse_world,
         default_factory=count_ranks,
         show_default="every visible GPU, or 2 on the CPU",
-        callback=require_gpus,
         help="Ranks; on a GPU machine, GPUs.",
     ),
 ]

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from h3.errors import ConfigError
 from h3.report import Run
@@ -34,6 +35,12 @@ def read_runs(path: Path) -> list[Report]:
     except ValueError as exc:
         raise ConfigError(f"{path} holds runs of another kind ({exc}): name another file, or a new one") from exc
     return reports
+
+
+def require_writable(path: Path) -> None:
+    """Make the folder. Raises OSError where `write_json` would, after the work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    TemporaryFile(dir=path.parent).close()
 
 
 def keep_run(path: Path, report: Report) -> None:

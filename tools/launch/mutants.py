@@ -6,15 +6,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from h3.denoise_fleet import DenoiseRunner
 from h3.model import Block
-from h3.on_files import DenoiseRunner
 from h3.parallel.mode import Mode
 from h3.precision import Precision
 from h3.untrained import Untrained
 
 
 class SwapsHeads(DenoiseRunner):
-    """Each rank's heads come back in another rank's place."""
+    """Heads come back in each other's place."""
 
     def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision | None) -> None:
         super().setup(model=model, mode=mode, precision=precision)
