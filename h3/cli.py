@@ -148,7 +148,8 @@ def denoise_command(
     device: Device = None,
 ) -> None:
     """Denoise from files to files, without a queue."""
-    from h3.on_files import DenoiseRequest, Ranks, denoise
+    from h3.denoise_fleet import DenoiseRequest, Ranks
+    from h3.on_files import denoise
     from h3.parallel.mode import Mode
     from h3.precision import Precision
     from h3.sequence import Geometry

@@ -132,8 +132,8 @@ class Placement:
 def predict_token_bytes(config: DenoiserConfig, world_size: int, *, keeps_rows: bool) -> int:
     """Of one token on its rank, where a block is widest: the stream, its norm, and attention or the MLP.
 
-    Layers that do not keep to the rank's rows see those of all ranks, with a part of the heads and of the MLP. Every rank
-    embeds the whole sequence, too: in fp32, then rounded; where ranks are many, that is the most.
+    Layers that do not keep to the rank's rows see those of all ranks, with a part of the heads and of the MLP. Every
+    rank embeds the whole sequence, too: in fp32, then rounded; where ranks are many, that is the most.
     By count, as the model is written; measured at the true size by tools/model_gates.py and tools/distributed_gates.py.
     """
     projection = 7 * config.attention_dim  # q, k and v, and one of them normalised and rotated

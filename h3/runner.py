@@ -1,4 +1,4 @@
-"""H3Runner: a render request in, worker items out. Beside `on_files`, the only file of `h3` that knows the worker.
+"""H3Runner: a render request in, worker items out. Beside `denoise_fleet`, the only file of `h3` that knows the worker.
 
 Rank 0 encodes text and keyframes for all; every rank denoises in lockstep, and they share the clips to decode; rank 0
 alone makes the sound, writes files and speaks.

@@ -17,9 +17,10 @@ import h3render
 from h3.checkpoint import load_denoiser
 from h3.conditioning import load_conditioning
 from h3.denoise import Denoising
+from h3.denoise_fleet import _plain_rank_errors
 from h3.errors import CheckpointError, RanksFailed
+from h3.latents_file import read_latents, write_latents
 from h3.model_folder import digest
-from h3.on_files import _plain_rank_errors, read_latents, write_latents
 from h3.precision import Precision
 from h3.provenance import sha256
 from h3.sampler import draw_noise, make_schedule
@@ -377,7 +378,7 @@ class TestErrorsOfRanks:
         def break_off(*_arguments):
             raise RanksFailed("rank 1 died")
 
-        monkeypatch.setattr("h3.on_files.Fleet.run", break_off)
+        monkeypatch.setattr("h3.denoise_fleet.Fleet.run", break_off)
         arguments = ("--model", model, "--text-states", states, *RENDER, "--out", tmp_path / "o")
         assert run("denoise", *arguments, code=1) == "rank 1 died\n"
 
