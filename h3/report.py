@@ -16,9 +16,9 @@ from h3.errors import ConfigError
 
 _REMEDY = "give report.json as `h3render denoise` writes it, or a file of such runs"
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
 Bytes = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1e-9, le=1e9)]  # beyond, nothing can be drawn
 SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -102,7 +102,9 @@ def _draw_panel(axes: Axes, lines: Sequence[Line], looks: Mapping[Kind, _Look]) 
         axes.plot([], [], linestyle="none", label="(ideal at: no one-GPU run)")
     _scale(axes, sizes, [speed_up for line in lines for speed_up in line.speed_ups.values()])
     # The corner above the ideal line is free.
-    axes.legend(loc="upper left", fontsize="small", facecolor="white", edgecolor="none")
+    legend = axes.legend(loc="upper left", fontsize="small", facecolor="white", edgecolor="none")
+    for text in (axes.title, *legend.get_texts()):
+        text.set_parse_math(False)  # a name may hold a dollar
 
 
 def _draw_line(axes: Axes, line: Line, look: _Look) -> None:

@@ -236,7 +236,7 @@ class TestRefusing:
         [
             ("width", None, "width is missing"),
             ("step_s", [], "step_s [] should have at least 1 item"),
-            ("step_s", [1.0, -2.0], "step_s.1 -2.0 should be greater than 0"),
+            ("step_s", [1.0, -2.0], "step_s.1 -2.0 should be greater than or equal to 0.000000001"),
             ("step_s", [1.0, float("nan")], "step_s.1 nan should be"),
             ("tokens", "many", "tokens 'many' should be a valid integer"),
             ("frames", 141.5, "frames 141.5 should be a valid integer"),
@@ -331,6 +331,10 @@ class TestPlot:
         with Image.open(plot) as picture:
             assert picture.format == "PNG"
             assert picture.size == (750 * panels[0], 690 * panels[1])
+
+    def test_names_with_dollars_are_shown_as_they_are(self, report, tmp_path):
+        runs = [make_run(gpus, step_s=8 / gpus, device="$x^ and $", mode="$y_") for gpus in (1, 2)]
+        report(*runs, flags=("--plot", tmp_path / "scaling.png"))
 
     def test_each_line_is_drawn_in_a_color_of_its_own(self, report, tmp_path):
         plots = [tmp_path / "one.png", tmp_path / "two.png"]
