@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from h3.native import find_obstacle
+
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 _TOLERANCE = 1e-2  # of the probe, relative L2; a wrong layout is off by about 1
@@ -72,14 +74,10 @@ def probe_fp8(device: torch.device) -> bool:
     """Whether the native product runs on this device and is right: tried once a process."""
     if device.type != "cuda":
         return False
-    try:
-        error = _error(device)
-    except Exception as exc:  # torch, cuBLAS and drivers say "not here" by many types
-        log.info("FP8 products are emulated on %s: %s", device, str(exc).partition("\n")[0])
-        return False
-    if error > _TOLERANCE:
-        log.info("FP8 products are emulated on %s: its own are off by %.3g", device, error)
-    return error <= _TOLERANCE
+    obstacle = find_obstacle(_error, device, _TOLERANCE)
+    if obstacle is not None:
+        log.info("FP8 products are emulated on %s, which does not multiply them natively: %s", device, obstacle)
+    return obstacle is None
 
 
 def _error(device: torch.device) -> float:

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from h3.errors import CheckpointError, ConfigError
+from h3.native import find_obstacle
 from h3.tensor_file import TensorForm
 
 BLOCK = 16  # values that share a scale
@@ -318,7 +319,7 @@ def fp4_gemm(x: Tensor, packed: PackedWeight) -> Tensor:
 
 @cache
 def probe_fp4(device: torch.device) -> bool:
-    """Whether `fp4_gemm` runs on this device and is right: tried once a process, never read off a name or version."""
+    """Whether `fp4_gemm` runs on this device and is right: tried once a process."""
     obstacle = _fp4_obstacle(device)
     if obstacle is None:
         log.info("FP4 products are native on %s", device)
@@ -330,11 +331,7 @@ def probe_fp4(device: torch.device) -> bool:
 def _fp4_obstacle(device: torch.device) -> str | None:
     if not hasattr(torch, "float4_e2m1fn_x2"):
         return "this torch has no float4_e2m1fn_x2"
-    try:
-        error = _fp4_error(device)
-    except Exception as exc:  # torch, cuBLAS and drivers say "not here" by many types
-        return f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"
-    return None if error <= _FP4_TOLERANCE else f"off by {error:.3g}, allowed {_FP4_TOLERANCE}"
+    return find_obstacle(_fp4_error, device, _FP4_TOLERANCE)
 
 
 def _fp4_error(device: torch.device) -> float:
