@@ -101,9 +101,7 @@ class DenoiserFiles:
         for place, chosen in ((device, False), (torch.device("cpu"), True)):
             fill(model, {n: recipe for n, recipe in recipes.items() if waits(n) is chosen}, self.stored, place)
         self._settle_frequencies(model, torch.device("cpu") if waits("rope.inv_freq") else device)
-        if precision is Precision.FP8:
-            use_fp8(model.blocks)
-        return model.eval().requires_grad_(False)
+        return make_ready(model, precision)
 
     def confirm_order(self, reader: TensorReader) -> None:
         """Raises CheckpointError if the weights say that q, k and v lie in another order."""
@@ -120,7 +118,7 @@ class DenoiserFiles:
                 f"h3render checkpoint convert {self.path} FILE --to comfy-nvfp4"
             )
         packed = self._packed_layers() if precision is Precision.NVFP4 else {}
-        model = skeleton(self.config, packed, torch.float32 if precision is Precision.FP32 else MODEL_DTYPE)
+        model = skeleton(self.config, packed, precision)
         wanted = model.state_dict()
         recipes: dict[str, Recipe] = {}
         for name, tensor in wanted.items():
@@ -213,10 +211,17 @@ def load_denoiser(path: Path, device: torch.device, precision: Precision | None 
     return DenoiserFiles.open(path).load(device, precision)
 
 
-def skeleton(config: DenoiserConfig, packed: Mapping[str, Marker], dtype: torch.dtype = MODEL_DTYPE) -> Denoiser:
+def make_ready(model: Denoiser, precision: Precision | None) -> Denoiser:
+    """Round what is rounded only once its values are there, and set the model up for inference."""
+    if precision is Precision.FP8:
+        use_fp8(model.blocks)
+    return model.eval().requires_grad_(False)
+
+
+def skeleton(config: DenoiserConfig, packed: Mapping[str, Marker], precision: Precision = Precision.BF16) -> Denoiser:
     """A denoiser on `meta`, with the named layers packed as NVFP4."""
     with torch.device("meta"):
-        model = Denoiser(config, dtype)
+        model = Denoiser(config, torch.float32 if precision is Precision.FP32 else MODEL_DTYPE)
         for layer, marker in packed.items():
             _replace_linear(model, layer, marker)
     return model

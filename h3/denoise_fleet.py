@@ -15,13 +15,12 @@ from h3.config import DenoiserConfig
 from h3.denoise import Denoising
 from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksDisagree, RanksFailed
 from h3.latents_file import read_latents
-from h3.model import ATTENTION_BACKEND
 from h3.model_folder import digest, find_denoiser
 from h3.parallel.loading import Source, SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode, check_mode
 from h3.partition import split_evenly
 from h3.precision import Precision
-from h3.provenance import Provenance, describe_device
+from h3.provenance import Provenance
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
 from h3.sequence import Geometry
 from h3.transport import Transport, measure_transport
@@ -119,7 +118,7 @@ class DenoiseRunner(MGPURunner):
         yield Denoised(
             self.rank,
             latents.to(torch.device("cpu")) if self.rank == 0 else None,
-            self._provenance(),
+            self._denoiser.provenance(self.device),
             peak_bytes,
             self._denoiser.weight_bytes,
             transport,
@@ -141,17 +140,6 @@ class DenoiseRunner(MGPURunner):
         schedule = make_schedule(request.steps)
         denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
         return denoising, noise.latents.to(self.device)
-
-    def _provenance(self) -> Provenance:
-        return Provenance(
-            model_digest=self._denoiser.digest,
-            precision=self._denoiser.precision,
-            mode=self._denoiser.mode,
-            world_size=self.world_size,
-            attention_backend=ATTENTION_BACKEND,
-            torch=torch.__version__,
-            device=describe_device(self.device),
-        )
 
 
 def open_source(model: Path | Untrained) -> tuple[Source, str]:

@@ -11,13 +11,11 @@ from torch import nn
 
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
-from h3.model import Denoiser
 from h3.model_folder import ModelFolder
-from h3.parallel.loading import load_spread
+from h3.parallel.loading import SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode
 from h3.part_sizes import is_preparation, place
 from h3.placement import NEEDED, Part, Phase, Placement, Stay
-from h3.precision import Precision
 from h3.shelf import Shelf
 from h3.vae import (
     AudioDecoder,
@@ -45,12 +43,8 @@ class FirstRank:
 class LoadedModel:
     """Everything that a rank holds in memory between jobs."""
 
-    digest: str  # of the whole model
-    mode: Mode
-    weights: Precision
-    precision: str  # of the weights, and of the activations if they are rounded too
     placement: Placement
-    denoiser: Denoiser
+    denoiser: SpreadDenoiser  # its digest is that of the whole model
     video: VideoDecoder
     first: FirstRank | None  # on rank 0
     shelves: tuple[tuple[Part, Shelf], ...]  # of the parts that are on the device only in their phases
@@ -77,16 +71,15 @@ def load_model(root: Path, mode: Mode, device: torch.device, group: dist.Process
     planned = place(folder, mode, world_size, on_gpus=device.type == "cuda") if is_first else None
     placement: Placement = share_from_first(planned, group, device)
     desk = Desk(placement.stays, device)
-    digest, files = folder.digest(), DenoiserFiles.open(folder.transformer)
-    spread = load_spread(files, digest, mode, device, group, waits=desk.waits)
-    denoiser = spread.model
-    desk.shelve(Part.PREPARATION, denoiser, (n for n in tensor_names(denoiser) if is_preparation(n)))
-    desk.shelve(Part.BLOCKS, denoiser, (n for n in tensor_names(denoiser) if not is_preparation(n)))
+    files = DenoiserFiles.open(folder.transformer)
+    denoiser = load_spread(files, folder.digest(), mode, device, group, waits=desk.waits)
+    names = tensor_names(denoiser.model)
+    desk.shelve(Part.PREPARATION, denoiser.model, (name for name in names if is_preparation(name)))
+    desk.shelve(Part.BLOCKS, denoiser.model, (name for name in names if not is_preparation(name)))
     video = load_video_decoder(folder.video_vae, desk.device_of(Part.VIDEO_DECODER))
     desk.shelve(Part.VIDEO_DECODER, video.module)
     first = _load_first(folder, desk) if is_first else None
-    shelves = tuple(desk.shelves)
-    return LoadedModel(digest, mode, files.precision, spread.precision, placement, denoiser, video, first, shelves)
+    return LoadedModel(placement, denoiser, video, first, tuple(desk.shelves))
 
 
 def _load_first(folder: ModelFolder, desk: "Desk") -> FirstRank:

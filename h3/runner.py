@@ -21,13 +21,12 @@ from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
 from h3.errors import H3Error, ResumeRefused
-from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
 from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
 from h3.placement import Part, Phase, Stay
-from h3.provenance import Provenance, describe_device, sha256
+from h3.provenance import Provenance, sha256
 from h3.resume import Cadence, TakenUp, is_due, load_progress, save_progress
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
 from h3.sequence import AUDIO_RATE_HZ, FPS, Anchor, Geometry, unpatchify
@@ -126,7 +125,7 @@ class H3Runner(MGPURunner):
 
     def _require_what_is_asked(self, request: ResolvedRequest) -> None:
         """Every rank refuses what it would do otherwise."""
-        offered = {"mode": self._model.mode, "precision": self._model.weights}
+        offered = {"mode": self._model.denoiser.mode, "precision": self._model.denoiser.weights}
         for name, here in offered.items():
             if (asked := getattr(request, name)) not in (AUTO, here):
                 raise RunnerError(
@@ -161,7 +160,7 @@ class H3Runner(MGPURunner):
         noise = self._draw_noise(request, geometry, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
         self._model.enter(Phase.PREPARE)
-        denoising = conditioning.begin(self._model.denoiser, geometry, schedule, noise, self.device)
+        denoising = conditioning.begin(self._model.denoiser.model, geometry, schedule, noise, self.device)
         # A schedule too long to be kept is modulated step by step.
         self._model.enter(Phase.DENOISE, *([] if denoising.modulation.kept else [Phase.PREPARE]))
         latents = noise.latents.to(self.device) if taken.latents is None else taken.latents
@@ -210,7 +209,7 @@ class H3Runner(MGPURunner):
             return told
 
     def _draw_noise(self, request: ResolvedRequest, geometry: Geometry, keyframes: int) -> Noise:
-        config = self._model.denoiser.config
+        config = self._model.denoiser.model.config
         return draw_noise(geometry, config.in_channels, config.audio_in_channels, request.seed, keyframes)
 
     def _preview(self, step: int, clean: Latents, geometry: Geometry, folder: Path) -> Preview:
@@ -292,16 +291,8 @@ class H3Runner(MGPURunner):
         }
 
     def _provenance(self) -> Provenance:
-        return Provenance(
-            model_digest=self._model.digest,
-            precision=self._model.precision,
-            mode=self._model.mode,
-            world_size=self.world_size,
-            attention_backend=ATTENTION_BACKEND,
-            torch=torch.__version__,
-            device=describe_device(self.device),
-            text_device="cpu" if self._model.placement.stays[Part.TEXT_ENCODER] is Stay.HOST else self.device.type,
-        )
+        text_device = "cpu" if self._model.placement.stays[Part.TEXT_ENCODER] is Stay.HOST else self.device.type
+        return self._model.denoiser.provenance(self.device, text_device=text_device)
 
     def _lap(self, timings: "Timings") -> float:
         """Seconds of finished work since the last lap."""

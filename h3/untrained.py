@@ -14,11 +14,10 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from h3.checkpoint import Trim, keep_all, skeleton
+from h3.checkpoint import Trim, keep_all, make_ready, skeleton
 from h3.config import DenoiserConfig
-from h3.fp8 import use_fp8
 from h3.markers import Marker
-from h3.model import MODEL_DTYPE, Denoiser, rotary_frequencies
+from h3.model import Denoiser, rotary_frequencies
 from h3.nvfp4 import NVFP4Linear, PackedWeight, quantise
 from h3.precision import Precision
 from h3.weights import Recipe, put
@@ -80,13 +79,11 @@ class Untrained:
         """As DenoiserFiles.load. The values are those that bf16 (and, for a curve's AdaLN, fp16) can hold."""
         precision = precision or self.precision
         packed = self._packed_layers() if precision is Precision.NVFP4 else {}
-        model = skeleton(self.config, packed, torch.float32 if precision is Precision.FP32 else MODEL_DTYPE)
+        model = skeleton(self.config, packed, precision)
         recipes = trim(model, self._recipes(model, device))
         for name, recipe in recipes.items():
             put(model, name, recipe.build([]).to("cpu" if waits(name) else device))
-        if precision is Precision.FP8:
-            use_fp8(model.blocks)
-        return model.eval().requires_grad_(False)
+        return make_ready(model, precision)
 
     def _packed_layers(self) -> dict[str, Marker]:
         layers = [f"blocks.{number}.{layer}" for number in range(self.config.num_layers) for layer in _PACKED]

@@ -10,11 +10,12 @@ import torch.distributed as dist
 
 from h3.checkpoint import Trim
 from h3.config import DenoiserConfig
-from h3.model import Denoiser
+from h3.model import ATTENTION_BACKEND, Denoiser
 from h3.parallel.agreement import RankFacts, confirm_agreement
 from h3.parallel.mode import Mode, spread, trim_for
 from h3.parallel.products import settle_precision
 from h3.precision import Precision
+from h3.provenance import Provenance, describe_device
 
 
 class Source(Protocol):
@@ -38,14 +39,29 @@ class SpreadDenoiser:
     """What a rank has of the denoiser, running over all ranks."""
 
     model: Denoiser
+    digest: str  # of what its weights come from
     mode: Mode
+    world_size: int
+    weights: Precision
     precision: str  # of the weights, and of the activations if they are rounded too
-    digest: str
 
     @property
     def weight_bytes(self) -> int:
         """That this rank holds."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.model.state_dict().values())
+        return sum(tensor.nbytes for tensor in self.model.state_dict().values())
+
+    def provenance(self, device: torch.device, **beside: str) -> Provenance:
+        """Of a render that it makes on this device."""
+        return Provenance(
+            model_digest=self.digest,
+            precision=self.precision,
+            mode=self.mode,
+            world_size=self.world_size,
+            attention_backend=ATTENTION_BACKEND,
+            torch=torch.__version__,
+            device=describe_device(device),
+            **beside,
+        )
 
 
 def load_spread(
@@ -65,11 +81,12 @@ def load_spread(
     precision = precision or source.precision
     facts = RankFacts.tell(config=name_config(source.config), checkpoint=digest, mode=mode, precision=precision)
     confirm_agreement(facts, group)
-    trim = trim_for(mode, source.config, precision, dist.get_rank(group), dist.get_world_size(group))
+    world_size = dist.get_world_size(group)
+    trim = trim_for(mode, source.config, precision, dist.get_rank(group), world_size)
     model = source.load(device, precision, waits, trim)
     settled = settle_precision(precision, model, device, group)
     spread(model, mode, group)
-    return SpreadDenoiser(model, mode, settled, digest)
+    return SpreadDenoiser(model, digest, mode, world_size, precision, settled)
 
 
 def name_config(config: DenoiserConfig) -> str:

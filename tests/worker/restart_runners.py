@@ -104,7 +104,7 @@ class Breakable(H3Runner):
 
     def _fail_in_last_exchange(self, wish):
         """Of this step, so that the others wait in a collective that has another kind than the next one here."""
-        exchange, left = dist.all_to_all_single, EXCHANGES_A_BLOCK * len(self._model.denoiser.blocks)
+        exchange, left = dist.all_to_all_single, EXCHANGES_A_BLOCK * len(self._model.denoiser.model.blocks)
 
         def fail_at_last(*arguments, **options):
             nonlocal left
