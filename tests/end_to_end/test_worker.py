@@ -33,8 +33,8 @@ class Lasting:
     redis: Redis
     folder: Path
 
-    def submit(self, prompt, *, frames=22):
-        return Client(self.redis).submit({"prompt": prompt, "frames": frames, **SMALL})
+    def submit(self, prompt, *, frames=22, queue=QueueName.DEFAULT):
+        return Client(self.redis).submit({"prompt": prompt, "frames": frames, **SMALL}, queue=queue)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def test_a_job_of_another_kind_is_refused_and_the_next_one_is_rendered(lasting):
     Queue("high", connection=redis).enqueue_call("os.system", args=["true"], job_id="pickled")
     queue.enqueue_call("os.system", args=["true"], job_id="hostile")
     queue.enqueue_call("worker.rq_worker.render", kwargs={"request": {"prompt": "x"}}, job_id="malformed")
-    assert lasting.submit("a red kite").wait(timeout_s=90)
+    # Behind them: of another queue, it could be taken between two looks into this one.
+    assert lasting.submit("a red kite", queue=QueueName.HIGH).wait(timeout_s=90)
     for job_id, reason in REFUSALS.items():
         job = Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
         assert job.get_status().value == "failed"
