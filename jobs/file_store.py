@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from jobs.errors import StoreRefused, StoreUnavailable
@@ -21,6 +22,7 @@ from jobs.store import (
     StoredObject,
     UnfinishedWrite,
     check_key,
+    check_link,
     check_prefix,
     measure,
     require_same,
@@ -86,6 +88,20 @@ class FileStore(Store):
     def url(self, key: str) -> str:
         return str(self._path(key))
 
+    def find_key(self, url: str) -> str | None:
+        """From a path or a `file://` URL."""
+        try:
+            key = file_path(url).relative_to(self._root).as_posix()
+            check_key(key)
+        except ValueError:
+            return None
+        return key
+
+    def link(self, key: str, expires_s: int) -> str:
+        """A `file://` URL, which does not expire: whoever may read the folder reads it, and nobody else."""
+        check_link(self.url(key), expires_s)
+        return self._path(key).absolute().as_uri()
+
     def _chunks(self, key: str) -> Iterator[bytes]:
         path = self._path(key)
         with _file_errors(path), path.open("rb") as file:
@@ -121,6 +137,16 @@ class FileStore(Store):
             stored = measure(key, source)
             shutil.copyfileobj(source, file, CHUNK_BYTES)
         return stored
+
+
+def file_path(url: str) -> Path:
+    """The path that a `file://` URL names, and any other text as a path. Raises ValueError for another machine's."""
+    if not url.startswith("file:"):
+        return Path(url)
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"{url} names a file of another machine, {parts.netloc}")
+    return Path(unquote(parts.path))
 
 
 @contextmanager

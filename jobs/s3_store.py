@@ -24,6 +24,7 @@ from jobs.store import (
     StoredObject,
     UnfinishedWrite,
     check_key,
+    check_link,
     check_prefix,
     measure,
     require_same,
@@ -171,6 +172,23 @@ class S3Store(Store):
 
     def url(self, key: str) -> str:
         return f"s3://{self._bucket}/{self._name(key)}"
+
+    def find_key(self, url: str) -> str | None:
+        base = f"s3://{self._bucket}/{self._prefix}"
+        key = url.removeprefix(base)
+        try:
+            check_key(key)
+        except ValueError:
+            return None
+        return key if url.startswith(base) else None
+
+    def link(self, key: str, expires_s: int) -> str:
+        """Signed for the endpoint by our keys: if these are temporary ones, it ends with them."""
+        check_link(self.url(key), expires_s)
+        with self._errors(key):
+            return self._client.generate_presigned_url(
+                "get_object", Params={"Bucket": self._bucket, "Key": self._name(key)}, ExpiresIn=expires_s
+            )
 
     def _chunks(self, key: str) -> Iterator[bytes]:
         digest = hashlib.sha256()

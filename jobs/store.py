@@ -18,6 +18,7 @@ from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 
 ACCEPTED_FORMS = "file:///absolute/folder, s3://bucket/prefix or s3://bucket/prefix?endpoint=https://host:port"
 CHUNK_BYTES = 2**20
+LONGEST_LINK_S = 7 * 24 * 3600  # S3 signs for no longer
 TEMPORARY_PREFIX = ".h3render-"  # of a file that is being written
 
 
@@ -99,6 +100,18 @@ class Store(ABC):
         """Where a person finds the object: a path, or s3://bucket/prefix/key."""
 
     @abstractmethod
+    def find_key(self, url: str) -> str | None:
+        """Of the object that `url` leads to as `url()` prints it, there or not; None if it is none of this store's."""
+
+    @abstractmethod
+    def link(self, key: str, expires_s: int) -> str:
+        """A URL by which anyone may read the object, by GET, for that long: a secret until then.
+
+        It is made here, without asking whether the object is there. Raises StoreRefused unless it is for a second to
+        seven days.
+        """
+
+    @abstractmethod
     def _chunks(self, key: str) -> Iterator[bytes]:
         """The object's bytes in pieces; raises StoreUnavailable at the end if they aren't what was written."""
 
@@ -166,6 +179,15 @@ def check_key(key: str) -> None:
 def check_prefix(prefix: str) -> None:
     if prefix:
         check_key(prefix.removesuffix("/"))
+
+
+def check_link(url: str, expires_s: int) -> None:
+    if not 1 <= expires_s <= LONGEST_LINK_S:
+        nearest = 1 if expires_s < 1 else LONGEST_LINK_S
+        raise StoreRefused(
+            f"a link to {url} cannot be good for {expires_s} s: from 1 s to 7 days; nearest: {nearest}. "
+            "For longer, make a new link when it is wanted"
+        )
 
 
 def measure(key: str, stream: BinaryIO) -> StoredObject:

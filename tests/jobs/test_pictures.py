@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import h3render
 import jobs.pictures
 from jobs.client import Client
 from jobs.errors import PictureInvalid
-from jobs.pictures import fetch_picture, find_picture, put_picture
+from jobs.pictures import fetch_picture, find_picture, locate_picture, put_picture
 from jobs.store import open_store
 
 PNG = b"\x89PNG\r\n\x1a\n and what else makes a picture"
@@ -144,6 +145,150 @@ def test_one_that_is_not_in_the_store_is_named_with_the_remedy(store, kite, tmp_
         with pytest.raises(PictureInvalid) as refusal:
             fetch_picture(store, key, tmp_path / "first-frame")
         assert f"{store.url(key)} does not exist: put the picture there" in str(refusal.value)
+
+
+# --- where a person says that it is
+
+
+def put(store, key, body=PNG):
+    store.put(key, body, content_type="image/png")
+    return key
+
+
+def test_a_file_is_located_from_the_folder_on_and_uploaded_when_it_is_put(store, kite, monkeypatch):
+    monkeypatch.setenv("HOME", str(kite.parent))
+    for text in ("kite.jpeg", f"../{kite.parent.name}/kite.jpeg", str(kite), "~/kite.jpeg", kite.as_uri()):
+        located = locate_picture(text, kite.parent, store)
+        assert located.key == key_of(PNG)
+    assert list(store.list()) == []
+    located.put(store)
+    assert store.get(located.key) == PNG
+
+
+def test_a_file_that_has_changed_since_is_not_put(store, kite):
+    located = locate_picture("kite.jpeg", kite.parent, store)
+    kite.write_bytes(PNG + b"!")
+    with pytest.raises(PictureInvalid, match=rf"{kite} has changed since it was looked at"):
+        located.put(store)
+    kite.unlink()
+    with pytest.raises(PictureInvalid, match=rf"{kite} does not exist"):
+        located.put(store)
+    assert list(store.list()) == []
+
+
+def test_a_located_picture_does_not_keep_its_bytes(file_store_url, tmp_path):
+    (tmp_path / "large.png").write_bytes(PNG + bytes(8 << 20))
+    store = open_store(file_store_url)
+    tracemalloc.start()
+    try:
+        located = [locate_picture("large.png", tmp_path, store) for _ in range(3)]
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert len({each.key for each in located}) == 1
+
+
+def test_a_picture_of_requests_is_located_by_its_key_or_its_url(store, tmp_path, monkeypatch):
+    key = put(store, "inputs/kite.png")
+    monkeypatch.delattr(type(store), "put")  # it stays as it is
+    for text in (key, store.url(key)):
+        located = locate_picture(text, tmp_path, store)
+        assert located.key == key
+        located.put(store)
+
+
+def test_one_that_is_a_day_old_is_written_again_in_its_place(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    key = put(store, "inputs/kite.png")
+    written = find_picture(store, key).modified_at.timestamp()
+    for age_s, is_new in ((0.9 * DAY_S, False), (1.1 * DAY_S, True)):
+        os.utime(store.url(key), (written - age_s,) * 2)
+        locate_picture(key, tmp_path, store).put(store)
+        assert (find_picture(store, key).modified_at.timestamp() > written - age_s + 1) == is_new
+    assert store.get(key) == PNG
+
+
+@pytest.mark.parametrize("source", ["job/attempts/1/preview-5.png", "inputs/old/kite.png"])
+def test_another_picture_of_the_store_is_copied_to_those_of_requests(store, tmp_path, source):
+    put(store, source)
+    for text in (source, store.url(source)):
+        located = locate_picture(text, tmp_path, store)
+        assert located.key == key_of(PNG)
+    assert list(store.list()) == [source]
+    located.put(store)
+    assert store.get(located.key) == store.get(source) == PNG
+
+
+def test_an_object_that_has_changed_since_is_not_copied(store, tmp_path):
+    source = put(store, "job/attempts/1/preview-5.png")
+    located = locate_picture(source, tmp_path, store)
+    put(store, source, PNG + b"!")
+    with pytest.raises(PictureInvalid, match=r"preview-5\.png has changed since it was looked at"):
+        located.put(store)
+    store.delete(source)
+    with pytest.raises(PictureInvalid, match=r"preview-5\.png does not exist"):
+        located.put(store)
+
+
+def test_a_file_goes_before_a_key_of_the_same_name(store, kite):
+    put(store, "inputs/kite.png", HEADS["png"] + b"in the store")
+    (kite.parent / "inputs").mkdir()
+    kite.rename(kite.parent / "inputs" / "kite.png")
+    assert locate_picture("inputs/kite.png", kite.parent, store).key == key_of(PNG)
+    assert locate_picture(store.url("inputs/kite.png"), kite.parent, store).key == "inputs/kite.png"
+
+
+def test_what_is_neither_a_file_nor_in_the_store_is_refused(store, tmp_path):
+    put(store, "inputs/kite.png-2")
+    for text in ("inputs/kite.png", "job/attempts/1/preview-5.png"):
+        not_located(
+            store, tmp_path, text, f"{tmp_path / text} does not exist, nor does {store.url(text)}: give the path"
+        )
+        not_located(store, tmp_path, store.url(text), f"{store.url(text)} does not exist: give the path")
+    for text in ("", "./inputs/kite.png", "inputs//kite.png", "/inputs/kite.png", "x\0/y", "a" * 300 + "/kite.png"):
+        not_located(store, tmp_path, text, "give the path of a picture", "let this user read it")
+    not_located(store, tmp_path, "~nobody-of-this-name/kite.png", "~nobody-of-this-name/kite.png is no path here")
+
+
+def test_a_name_without_a_folder_is_not_looked_for_in_the_store(store, tmp_path, monkeypatch):
+    monkeypatch.delattr(type(store), "scan")
+    not_located(store, tmp_path, "none.png", f"{tmp_path / 'none.png'} does not exist: give the path of a picture")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/kite.png?signature=secret",
+        "s3://another-bucket/inputs/kite.png",
+        "gs://bucket/inputs/kite.png",
+    ],
+)
+def test_a_url_of_elsewhere_is_refused_with_what_works(store, tmp_path, text):
+    told = not_located(store, tmp_path, text, "download it, and give the file")
+    assert store.url("inputs/kite.png") in told
+    assert "secret" not in told
+
+
+def test_a_file_of_another_machine_is_refused(store, tmp_path):
+    not_located(store, tmp_path, "file://elsewhere/kite.png", "names a file of another machine, elsewhere")
+
+
+def test_what_is_located_and_no_picture_is_refused(store, tmp_path, monkeypatch):
+    (tmp_path / "film.mp4").write_bytes(NO_PICTURES["a film"][0])
+    not_located(store, tmp_path, "film.mp4", "film.mp4 begins with")
+    put(store, "job/attempts/1/video.mp4", NO_PICTURES["a film"][0])
+    not_located(store, tmp_path, "job/attempts/1/video.mp4", f"{store.url('job/attempts/1/video.mp4')} begins with")
+    monkeypatch.setattr(jobs.pictures, "MOST_BYTES", 3)
+    put(store, "inputs/kite.png")
+    for text in ("film.mp4", "job/attempts/1/video.mp4", "inputs/kite.png"):
+        not_located(store, tmp_path, text, f"{text} has ")
+
+
+def not_located(store, folder, text, *messages):
+    with pytest.raises(PictureInvalid) as refusal:
+        locate_picture(text, folder, store)
+    assert any(message in str(refusal.value) for message in messages), refusal.value
+    return str(refusal.value)
 
 
 # --- the command

@@ -8,14 +8,17 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 
 from jobs.errors import ObjectExists, StoreRefused, StoreUnavailable
 from jobs.s3_store import PART_BYTES
-from jobs.store import Store, StoredObject, open_store
+from jobs.store import LONGEST_LINK_S, Store, StoredObject, open_store
 from tests.servers import free_ports
+from tests.waiting import eventually
 
 TEXT = "text/plain"
 WRONG_MD5 = b64encode(bytes(16)).decode()
@@ -313,6 +316,97 @@ def test_an_s3_url_leads_to_the_object(s3_store_url, s3_client):
     store.put("a/b", b"x", content_type=TEXT)
     assert store.url("a/b") == f"{s3_store_url}/a/b"
     assert s3_client.get_object(**_place(store.url("a/b")))["Body"].read() == b"x"
+
+
+def read_link(link: str, **headers: str) -> tuple[int, bytes]:
+    """Status and body of what somebody without keys gets."""
+    try:
+        with urlopen(Request(link, headers=headers)) as answer:
+            return answer.status, answer.read()
+    except HTTPError as refusal:
+        with refusal:
+            return refusal.code, b""
+
+
+def test_a_link_lets_anybody_read_the_object_and_a_part_of_it(s3_store_url):
+    store = open_store(s3_store_url)
+    store.put("job/my video.mp4", b"moof" * 1000, content_type="video/mp4")
+    link = store.link("job/my video.mp4", 60)
+    assert read_link(link) == (200, b"moof" * 1000)
+    assert read_link(link, Range="bytes=2-5") == (206, b"ofmo")
+    with urlopen(link) as answer:
+        assert answer.headers["Content-Type"] == "video/mp4"
+
+
+def test_a_link_opens_no_other_object_and_does_not_write(s3_store_url):
+    store = open_store(s3_store_url)
+    for key in ("job/video.mp4", "job/other.mp4"):
+        store.put(key, b"x", content_type="video/mp4")
+    link = store.link("job/video.mp4", 60)
+    assert read_link(link)[0] == 200
+    assert read_link(link.replace("video.mp4", "other.mp4"))[0] == 403
+    assert read_link(link.partition("?")[0])[0] == 403
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(link, data=b"y", method="PUT"))
+    refused.value.close()
+    assert refused.value.code == 403
+
+
+def test_a_link_ends_with_its_time(s3_store_url):
+    store = open_store(s3_store_url)
+    store.put("job/video.mp4", b"x", content_type="video/mp4")
+    link = store.link("job/video.mp4", 1)
+    eventually(lambda: read_link(link)[0] == 403)
+    assert read_link(store.link("job/video.mp4", LONGEST_LINK_S)) == (200, b"x")
+
+
+def test_a_link_to_a_file_is_its_url(file_store_url, tmp_path):
+    store = open_store(file_store_url)
+    store.put("job/my video.mp4", b"x", content_type="video/mp4")
+    link = store.link("job/my video.mp4", 60)
+    assert link == f"{file_store_url}/job/my%20video.mp4"
+    with urlopen(link) as file:
+        assert file.read() == b"x"
+
+
+@pytest.mark.parametrize(("expires_s", "nearest"), [(0, 1), (-5, 1), (LONGEST_LINK_S + 1, 604800)])
+def test_a_link_for_too_short_or_too_long_is_refused_with_the_nearest(store, expires_s, nearest):
+    with pytest.raises(StoreRefused) as refused:
+        store.link("job/video.mp4", expires_s)
+    assert f"{store.url('job/video.mp4')} cannot be good for {expires_s} s" in str(refused.value)
+    assert f"nearest: {nearest}." in str(refused.value)
+
+
+def test_a_link_to_a_key_that_leaves_the_store_is_refused(store):
+    with pytest.raises(ValueError, match="can't be a part"):
+        store.link("../secret", 60)
+
+
+def test_a_link_needs_keys(s3_store_url, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreUnavailable, match=r"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        open_store(s3_store_url).link("a", 60)
+
+
+def test_a_key_is_found_in_the_url_that_leads_to_it(store):
+    for key in ("a", "inputs/kite.png", "job/attempts/1/my preview.png", "job/100%20?.png"):
+        assert store.find_key(store.url(key)) == key
+    for text in ("", "a", "/", store.url("a/b")[:-3], store.url("a") + "/../b", "https://a/b"):
+        assert store.find_key(text) is None, text
+
+
+def test_a_key_is_found_in_a_file_url_too(file_store_url):
+    store = open_store(file_store_url)
+    assert store.find_key(store.link("job/my video.mp4", 60)) == "job/my video.mp4"
+    assert store.find_key(f"{file_store_url}/a".replace("file://", "file://localhost")) == "a"
+    assert store.find_key(f"{file_store_url}/a".replace("file://", "file://elsewhere")) is None
+
+
+def test_a_url_of_another_bucket_or_prefix_leads_to_no_key(s3_store_url, s3_server):
+    store = open_store(s3_store_url)
+    for url in (f"s3://{s3_server.bucket}/a", f"s3://other{store.url('a')[5:]}", f"{s3_store_url}-2/a", s3_store_url):
+        assert store.find_key(url) is None, url
 
 
 def test_a_scan_asks_for_a_page_when_it_is_needed(faulty_store, true_store, faulty_s3):
