@@ -21,6 +21,7 @@ from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
 from h3.errors import H3Error, ResumeRefused
+from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
 from h3.parallel.mode import Mode, check_mode
@@ -51,7 +52,7 @@ from worker.mgpu import MGPURunner, RunnerError
 if TYPE_CHECKING:
     from h3.load import LoadedModel
 
-AUTO = "auto"  # of a request's mode and precision: whatever the worker has
+AUTO = "auto"  # of a request's mode, precision and attention: whatever the worker has
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -87,6 +88,7 @@ class H3Runner(MGPURunner):
             modes=(mode,),
             precisions=(DenoiserFiles.open(folder.transformer).precision,),
             most_pixels=place(folder, Mode(mode), world_size).most_pixels,
+            attentions=(ATTENTION_BACKEND,),
         )
 
     @classmethod
@@ -125,7 +127,8 @@ class H3Runner(MGPURunner):
 
     def _require_what_is_asked(self, request: ResolvedRequest) -> None:
         """Every rank refuses what it would do otherwise."""
-        offered = {"mode": self._model.denoiser.mode, "precision": self._model.denoiser.weights}
+        denoiser = self._model.denoiser
+        offered = {"mode": denoiser.mode, "precision": denoiser.weights, "attention": ATTENTION_BACKEND}
         for name, here in offered.items():
             if (asked := getattr(request, name)) not in (AUTO, here):
                 raise RunnerError(

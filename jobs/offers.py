@@ -1,8 +1,15 @@
 """What workers can serve, and what a request needs: matched before a job is taken."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
-from jobs.request import VERSION, Mode, Precision, ResolvedRequest
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from jobs.request import VERSION, Attention, Mode, Precision, ResolvedRequest
+
+
+def _leave_out_later(attentions: object) -> object:
+    """What only a later version knows, no request of this one names: the rest of the offer is good all the same."""
+    return [one for one in attentions if one in list(Attention)] if isinstance(attentions, list | tuple) else attentions
 
 
 class Offer(BaseModel):
@@ -13,6 +20,7 @@ class Offer(BaseModel):
     model_digest: str = ""
     modes: tuple[Mode, ...] = tuple(Mode)
     precisions: tuple[Precision, ...] = tuple(Precision)
+    attentions: Annotated[tuple[Attention, ...], BeforeValidator(_leave_out_later)] = tuple(Attention)
     world_size: int = 1
     most_pixels: int | None = None  # of all frames together; more would not fit its memory
     request_version: int = VERSION  # the latest that it reads
@@ -28,6 +36,8 @@ class Offer(BaseModel):
             return f"mode {request.mode}"
         if request.precision not in (Precision.AUTO, *self.precisions):
             return f"precision {request.precision}"
+        if request.attention not in (Attention.AUTO, *self.attentions):
+            return f"attention {request.attention}"
         if self.most_pixels is not None and count_pixels(request) > self.most_pixels:
             return f"memory for {request.width}x{request.height}, {request.frames} frames"
         return ""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from jobs.errors import RequestInvalid, RequestTooNew
@@ -22,7 +22,7 @@ SIDE_STEP = 32  # pixels; one token of the video model
 LONGEST_SIDE = 4096
 CLIP_FRAMES, TAIL_FRAMES = 17, 5  # valid frame counts are 17n + 5
 FEWEST_FRAMES = CLIP_FRAMES + TAIL_FRAMES
-VERSION: Final = 1  # of a request's fields; a worker leaves a job with a later one to newer workers
+VERSION: Final = 2  # of a request's fields; a worker leaves a job with a later one to newer workers
 MOST_FRAMES = 362  # 15 s, the longest the model was trained on
 LARGEST_AREA = 768 * 1344  # pixels; a snapped size stays within it
 
@@ -31,6 +31,7 @@ DEFAULT_ASPECT = "16:9"
 DEFAULT_SHORT_SIDE = 768
 
 INPUTS = "inputs"  # folder of the store where the pictures of requests lie
+ASPECT = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", re.ASCII)
 PICTURE_KEY = re.compile(rf"{INPUTS}/[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -69,21 +70,42 @@ def _check_picture_key(key: str) -> str:
 
 
 def _check_aspect(aspect: str) -> str:
-    match = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", aspect, re.ASCII)
-    if not (match and 0.25 <= int(match[1]) / int(match[2]) <= 4):
+    match = ASPECT.fullmatch(aspect)
+    if not match:
         raise ValueError("is not an aspect from 1:4 to 4:1; write it like 16:9")
+    ratio = int(match[1]) / int(match[2])
+    if not 0.25 <= ratio <= 4:
+        raise ValueError(f"is not an aspect from 1:4 to 4:1; nearest: {'1:4' if ratio < 1 else '4:1'}")
     return aspect
 
 
-Prompt = Annotated[str, Field(max_length=20_000), AfterValidator(_check_prompt)]
-Side = Annotated[int, Field(ge=SIDE_STEP, le=LONGEST_SIDE), AfterValidator(_check_side)]
-Frames = Annotated[int, AfterValidator(_check_frames)]
-Aspect = Annotated[str, AfterValidator(_check_aspect)]
+def _whole(pattern: re.Pattern[str]) -> dict[str, JsonValue]:
+    """For JSON Schema, whose validators search: nothing before it and nothing after it, no line's end either."""
+    return {"pattern": rf"^{pattern.pattern}(?!\n)$"}
+
+
+# A function checks and explains what `json_schema_extra` tells other programs.
+Prompt = Annotated[str, Field(max_length=20_000, json_schema_extra={"pattern": r"\S"}), AfterValidator(_check_prompt)]
+Side = Annotated[
+    int,
+    Field(ge=SIDE_STEP, le=LONGEST_SIDE, json_schema_extra={"multipleOf": SIDE_STEP}),
+    AfterValidator(_check_side),
+]
+Frames = Annotated[
+    int,
+    Field(json_schema_extra={"enum": [*range(FEWEST_FRAMES, MOST_FRAMES + 1, CLIP_FRAMES)]}),
+    AfterValidator(_check_frames),
+]
+Aspect = Annotated[str, Field(json_schema_extra=_whole(ASPECT)), AfterValidator(_check_aspect)]
+ShortSide = Annotated[int, Field(ge=SIDE_STEP, le=LONGEST_SIDE)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_FRAMES / FPS, strict=False, allow_inf_nan=False)]
 Steps = Annotated[int, Field(ge=1, le=1000)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Cadence = Annotated[int, Field(ge=0, le=1000)]
-PictureKey = Annotated[str, Field(max_length=500), AfterValidator(_check_picture_key)]
-Deadline = Annotated[float, Field(gt=0, le=30 * 24 * 3600, strict=False)]
+PictureKey = Annotated[
+    str, Field(max_length=500, json_schema_extra=_whole(PICTURE_KEY)), AfterValidator(_check_picture_key)
+]
+Deadline = Annotated[float, Field(gt=0, le=30 * 24 * 3600, strict=False, allow_inf_nan=False)]
 
 
 class Mode(StrEnum):
@@ -102,43 +124,53 @@ class Precision(StrEnum):
     NVFP4 = "nvfp4"
 
 
+class Attention(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"  # whatever the worker runs
+    SDPA = "sdpa"  # torch's scaled_dot_product_attention
+
+
 class _Common(BaseModel):
     """Fields that mean the same before and after resolving."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    prompt: Prompt
-    steps: Steps = 50  # model evaluations
-    preview_every: Cadence = 5  # steps between previews; 0 for none
-    checkpoint_every: Cadence = 2  # steps between checkpoints; 0 for only the last
+    prompt: Prompt = Field(description="what should be seen and heard")
+    steps: Steps = Field(50, description="model evaluations")
+    preview_every: Cadence = Field(5, description="steps between previews; 0 for none")
+    checkpoint_every: Cadence = Field(2, description="steps between checkpoints; 0 for only the last")
     mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO  # JSON has no enums
     precision: Annotated[Precision, Field(strict=False)] = Precision.AUTO
-    deadline_s: Deadline | None = None  # from the submit; a job without a result by then fails
-    first_frame: PictureKey | None = None  # key in the store of the picture that the video begins with
-    last_frame: PictureKey | None = None  # and of the one that it ends with
-    preempt: bool = False  # in queue `high`: a running job of queue `batch` may be put back for it
+    attention: Annotated[Attention, Field(strict=False)] = Attention.AUTO
+    deadline_s: Deadline | None = Field(None, description="from the submit; a job without a result by then fails")
+    first_frame: PictureKey | None = Field(
+        None, description="key in the store of the picture that the video begins with"
+    )
+    last_frame: PictureKey | None = Field(None, description="and of the one that it ends with")
+    preempt: bool = Field(False, description="in queue high: a running job of queue batch may be put back for it")
 
 
 class ResolvedRequest(_Common):
     """One render, fully decided: what the queue carries and a result records."""
 
-    version: Literal[1] = VERSION
-    width: Side  # pixels
-    height: Side
-    frames: Frames
-    seed: Seed
+    version: Literal[1, 2] = Field(VERSION, description="of these fields; 2 has attention")
+    width: Side = Field(description="pixels")
+    height: Side = Field(description="pixels")
+    frames: Frames = Field(description=f"at {FPS} a second")
+    seed: Seed = Field(description="of all noise")
 
 
 class GenerateRequest(_Common):
     """One render as a client asks for it. Give width and height, or aspect and short side; frames, or seconds."""
 
-    width: Side | None = None  # pixels
-    height: Side | None = None
-    aspect: Aspect | None = None  # like "16:9"
-    short_side: Annotated[int, Field(ge=SIDE_STEP, le=LONGEST_SIDE)] | None = None  # pixels; snaps
-    frames: Frames | None = None
-    seconds: Annotated[float, Field(gt=0, le=MOST_FRAMES / FPS, strict=False)] | None = None  # snaps up
-    seed: Seed | None = None  # drawn when left out
+    width: Side | None = Field(None, description="pixels")
+    height: Side | None = Field(None, description="pixels")
+    aspect: Aspect | None = Field(None, description='like "16:9", from 1:4 to 4:1')
+    short_side: ShortSide | None = Field(None, description="pixels; snaps")
+    frames: Frames | None = Field(None, description=f"at {FPS} a second")
+    seconds: Seconds | None = Field(None, description="snaps up")
+    seed: Seed | None = Field(None, description="drawn when left out")
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
@@ -206,18 +238,32 @@ def _nearest_side(pixels: float) -> int:
 
 def _explain(error: ValidationError, model: type[BaseModel]) -> str:
     """One line for each wrong field: its name, its value, the remedy."""
-    return "\n".join(_explain_field(entry, model) for entry in error.errors())
+    return "\n".join(explain_field(entry, model) for entry in error.errors())
 
 
-def _explain_field(entry: ErrorDetails, model: type[BaseModel]) -> str:
+def explain_field(entry: ErrorDetails, model: type[BaseModel] = GenerateRequest) -> str:
+    """One line for a wrong field. Of its value it uses no more than how it is written, and how long it is."""
     field = ".".join(str(part) for part in entry["loc"])
     match entry["type"]:
         case "missing":
             return f"{field} is missing"
         case "extra_forbidden":
             return f"{field} {entry['input']!r} is not a field of a request{_suggest(field, model)}"
+        case "string_too_long":
+            return f"{field} has {len(entry['input'])} letters; at most {entry['ctx']['max_length']} do"
+        case "greater_than_equal":
+            return f"{field} {entry['input']!r} is too small; nearest: {_tell_bound(entry['ctx']['ge'])}"
+        case "less_than_equal":
+            return f"{field} {entry['input']!r} is too large; nearest: {_tell_bound(entry['ctx']['le'])}"
+        case "greater_than":
+            return f"{field} {entry['input']!r} is too small; give more than {_tell_bound(entry['ctx']['gt'])}"
     remedy = entry["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
     return f"{field} {entry['input']!r} {remedy}" if field else remedy
+
+
+def _tell_bound(bound: float) -> str:
+    """As a valid value, also where that is an upper bound with many digits."""
+    return str(int(bound)) if bound == int(bound) else f"{math.floor(bound * 100) / 100:.2f}"
 
 
 def _suggest(name: str, model: type[BaseModel]) -> str:

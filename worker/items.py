@@ -25,6 +25,7 @@ class Abilities:
     modes: tuple[str, ...]  # jobs.request.Mode
     precisions: tuple[str, ...]  # jobs.request.Precision
     most_pixels: int | None = None  # of all frames together, by predicted peak memory; None: not known
+    attentions: tuple[str, ...] = ()  # jobs.request.Attention; none: jobs that name one wait for another worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def refused(*arguments: str, **environment: str) -> str:
     [
         (["a", "--width", "100", "--height", "64"], "width 100 is not a multiple of 32; the nearest are 96 and 128"),
         (["a", "--frames", "40"], "frames 40 is not 17n + 5 between 22 and 362; nearest: 39 and 56"),
-        (["a", "--steps", "0"], "steps 0 should be greater than or equal to 1"),
+        (["a", "--steps", "0"], "steps 0 is too small; nearest: 1"),
         (["   "], "prompt '   ' is empty; say what should be seen and heard"),
         (["a", "--stepz", "3"], "--stepz"),
     ],

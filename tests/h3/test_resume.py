@@ -14,7 +14,7 @@ from h3.resume import Cadence, load_progress, save_progress
 from h3.runner import H3Runner, identify
 from h3.sampler import Latents
 from h3.sequence import Anchor
-from jobs.request import GenerateRequest, Mode
+from jobs.request import Attention, GenerateRequest, Mode, Precision
 from worker.items import Checkpoint, Finished, Resume, Segment, StepDone, StreamHeader
 from worker.mgpu import MGPUController, SymmetricRunnerError
 
@@ -187,12 +187,29 @@ def test_a_render_goes_on_in_the_other_mode_and_back_and_says_so(tiny, fleet, wh
         assert 0 < video_distance(crossed, items) < 1.5e-3
 
 
-def test_a_request_for_the_other_mode_is_refused_by_every_rank(fleet, tmp_path):
-    other = REQUEST.model_copy(update={"mode": Mode.TENSOR})
+@pytest.mark.parametrize(
+    ("name", "asked", "here"),
+    [
+        ("mode", Mode.TENSOR, "ulysses"),
+        ("precision", Precision.NVFP4, "bf16"),
+        ("attention", "of-a-later-version", "sdpa"),
+    ],
+)
+def test_a_request_for_what_ranks_do_not_run_is_refused_by_each(fleet, tmp_path, name, asked, here):
     with pytest.raises(SymmetricRunnerError) as refused:
-        render(fleet, tmp_path, request=other)
-    told = "mode tensor is asked for, and this worker has ulysses: ask for that, or for auto"
+        render(fleet, tmp_path, request=REQUEST.model_copy(update={name: asked}))
+    told = f"{name} {asked} is asked for, and this worker has {here}: ask for that, or for auto"
     assert [str(error) for error in refused.value.errors] == [told] * 2
+
+
+@pytest.mark.parametrize(("name", "asked"), [("attention", Attention.SDPA), ("mode", Mode.ULYSSES), ("version", 1)])
+def test_a_checkpoint_is_good_for_the_same_request_that_names_how_it_is_run(name, asked):
+    assert identify(REQUEST.model_copy(update={name: asked}), {}) == identify(REQUEST, {})
+
+
+def test_a_runner_tells_what_it_can_render(tiny):
+    able = H3Runner.abilities(2, checkpoint=str(tiny.transformer.parents[1]))
+    assert (able.modes, able.precisions, able.attentions) == (("ulysses",), ("bf16",), ("sdpa",))
 
 
 def saved(path, pictures=None, **changes):

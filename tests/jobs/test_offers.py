@@ -1,11 +1,13 @@
 import pytest
+from pydantic import ValidationError
 
 from jobs.offers import Offer, count_pixels
-from jobs.request import Mode, Precision, ResolvedRequest
+from jobs.request import Attention, Mode, Precision, ResolvedRequest
 
 REQUEST = ResolvedRequest(prompt="a red kite", width=64, height=32, frames=39, steps=2, seed=1)
 PIXELS = 64 * 32 * 39
 TENSOR = REQUEST.model_copy(update={"mode": Mode.TENSOR})
+SDPA = REQUEST.model_copy(update={"attention": Attention.SDPA})
 NVFP4 = REQUEST.model_copy(update={"precision": Precision.NVFP4})
 
 
@@ -20,6 +22,10 @@ NVFP4 = REQUEST.model_copy(update={"precision": Precision.NVFP4})
         (Offer(precisions=(Precision.BF16,)), REQUEST, ""),
         (Offer(precisions=(Precision.BF16,)), NVFP4, "precision nvfp4"),
         (Offer(precisions=(Precision.BF16, Precision.NVFP4)), NVFP4, ""),
+        (Offer(), SDPA, ""),
+        (Offer(attentions=(Attention.SDPA,)), SDPA, ""),
+        (Offer(attentions=()), SDPA, "attention sdpa"),
+        (Offer(attentions=()), REQUEST, ""),
         (Offer(most_pixels=PIXELS), REQUEST, ""),
         (Offer(most_pixels=PIXELS - 1), REQUEST, "memory for 64x32, 39 frames"),
         (Offer(modes=(), precisions=(), most_pixels=0), REQUEST, "memory for 64x32, 39 frames"),
@@ -45,4 +51,13 @@ def test_a_queue_that_is_not_served_is_lacked():
 
 
 def test_a_request_of_a_later_version_waits_for_who_can_read_it():
-    assert Offer(request_version=0).missing(REQUEST) == "requests of version 1"
+    assert Offer(request_version=1).missing(REQUEST) == "requests of version 2"
+    assert Offer(request_version=1).missing(REQUEST.model_copy(update={"version": 1})) == ""
+
+
+def test_an_offer_of_what_only_a_later_version_knows_is_read():
+    told = Offer().model_dump_json().replace('"sdpa"', '"sdpa","hyper"')
+    assert Offer.model_validate_json(told).attentions == tuple(Attention)
+    assert Offer.model_validate({"attentions": ["hyper"]}).missing(SDPA) == "attention sdpa"
+    with pytest.raises(ValidationError):
+        Offer.model_validate({"attentions": 3})

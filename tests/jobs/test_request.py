@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import RequestInvalid
-from jobs.request import GenerateRequest, parse_resolved, snap_frames, snap_size
+from jobs.errors import RequestInvalid, RequestTooNew
+from jobs.request import Attention, GenerateRequest, parse_resolved, snap_frames, snap_size
 
 
 def parse(**fields):
@@ -19,17 +19,29 @@ def parse(**fields):
         ({"frames": 40}, "frames 40 is not 17n + 5 between 22 and 362; nearest: 39 and 56"),
         ({"frames": 5}, "frames 5 is not 17n + 5 between 22 and 362; nearest: 22"),
         ({"frames": 1000}, "nearest: 362"),
-        ({"steps": 0}, "steps 0 should be greater than or equal to 1"),
+        ({"steps": 0}, "steps 0 is too small; nearest: 1"),
+        ({"steps": 10**30}, f"steps {10**30} is too large; nearest: 1000"),
         ({"steps": "many"}, "steps 'many' should be a valid integer"),
         ({"stepz": 3}, "stepz 3 is not a field of a request; did you mean steps?"),
         ({"negative": "x"}, "negative 'x' is not a field of a request; fields are prompt, steps, "),
-        ({"seed": -1}, "seed -1 should be greater than or equal to 0"),
+        ({"seed": -1}, "seed -1 is too small; nearest: 0"),
+        ({"seed": 2**63}, "seed 9223372036854775808 is too large; nearest: 9223372036854775807"),
+        ({"preview_every": -1}, "preview_every -1 is too small; nearest: 0"),
+        ({"checkpoint_every": 1001}, "checkpoint_every 1001 is too large; nearest: 1000"),
+        ({"width": 5000, "height": 64}, "width 5000 is too large; nearest: 4096"),
+        ({"short_side": 10}, "short_side 10 is too small; nearest: 32"),
+        ({"deadline_s": 1e9}, "deadline_s 1000000000.0 is too large; nearest: 2592000"),
+        ({"deadline_s": 0}, "deadline_s 0 is too small; give more than 0"),
+        ({"seconds": float("nan")}, "seconds nan should be a finite number"),
+        ({"prompt": "x" * 20_001}, "prompt has 20001 letters; at most 20000 do"),
+        ({"attention": "flash"}, "attention 'flash' should be 'auto' or 'sdpa'"),
         ({"aspect": "wide"}, "aspect 'wide' is not an aspect from 1:4 to 4:1; write it like 16:9"),
-        ({"aspect": "9:1"}, "aspect '9:1' is not an aspect from 1:4 to 4:1"),
+        ({"aspect": "9:1"}, "aspect '9:1' is not an aspect from 1:4 to 4:1; nearest: 4:1"),
+        ({"aspect": "1:9"}, "aspect '1:9' is not an aspect from 1:4 to 4:1; nearest: 1:4"),
         ({"width": 64}, "width and height go together"),
         ({"width": 64, "height": 64, "aspect": "1:1"}, "leave them out beside width and height"),
         ({"frames": 39, "seconds": 2.0}, "give one of the two"),
-        ({"seconds": 60}, "seconds 60 should be less than or equal to 15.08"),
+        ({"seconds": 60}, "seconds 60 is too large; nearest: 15.08"),
     ],
 )
 def test_bad_input_names_the_field_the_value_and_the_remedy(fields, message):
@@ -108,6 +120,30 @@ def test_a_picture_is_named_by_its_key(name):
 def test_a_key_of_anything_but_a_picture_is_refused(key):
     with pytest.raises(RequestInvalid, match=r"last_frame .* is not the key of a picture in the store, like inputs/"):
         parse(last_frame=key)
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"), [("steps", 0), ("steps", 9999), ("seed", -1), ("seconds", 99.0), ("short_side", 1), ("frames", 7)]
+)
+def test_the_value_that_a_refusal_names_as_nearest_is_valid(field, bad):
+    with pytest.raises(RequestInvalid) as refusal:
+        parse(**{field: bad})
+    nearest = str(refusal.value).rpartition("nearest: ")[2]
+    parse(**{field: type(bad)(nearest)})
+
+
+def test_a_request_that_was_queued_before_attention_could_be_named_is_read():
+    resolved = parse(seed=1).resolve()
+    old = resolved.model_dump(exclude={"attention"}) | {"version": 1}
+    read = parse_resolved(old)
+    assert (resolved.version, read.version) == (2, 1)
+    assert read == resolved.model_copy(update={"version": 1})
+    assert read.attention is Attention.AUTO
+
+
+def test_a_request_of_a_later_version_is_told_from_a_wrong_one():
+    with pytest.raises(RequestTooNew, match="the request has version 3; this program reads 2: upgrade it"):
+        parse_resolved(parse().resolve().model_dump() | {"version": 3})
 
 
 @pytest.mark.parametrize("payload", [None, 3, [], "x", {"prompt": "x"}, {"request": {}}])

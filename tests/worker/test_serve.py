@@ -1,8 +1,10 @@
 """What a worker sets its runner up with, and what it then offers; no rank is started."""
 
+from dataclasses import replace
+
 import pytest
 
-from jobs.request import Mode
+from jobs.request import Attention, Mode
 from tests.worker.runners import Light
 from worker.errors import StartRefused
 from worker.items import Abilities
@@ -25,6 +27,12 @@ class Sharing(Light):
     @classmethod
     def abilities(cls, world_size, *, checkpoint, mode="ulysses"):
         return Abilities("digest", modes=(mode,), precisions=("bf16",))
+
+
+class TellsAttention(Sharing):
+    @classmethod
+    def abilities(cls, world_size, *, checkpoint, mode="ulysses"):
+        return replace(super().abilities(world_size, checkpoint=checkpoint, mode=mode), attentions=("sdpa",))
 
 
 class HandsOn(Sharing):
@@ -76,6 +84,14 @@ def test_a_worker_offers_the_mode_that_it_sets_its_runner_up_with(runner, mode, 
 def test_a_runner_that_says_nothing_is_offered_with_the_mode_that_it_was_given(mode, offered):
     chosen, setup = choose(SaysNothing, mode)
     assert read_offer(chosen, 2, setup, "gloo").modes == offered
+
+
+@pytest.mark.parametrize(
+    ("runner", "offered"), [(TellsAttention, (Attention.SDPA,)), (Sharing, ()), (Light, tuple(Attention))]
+)
+def test_a_worker_offers_the_attention_that_its_runner_tells(runner, offered):
+    chosen, setup = choose(runner, "auto")
+    assert read_offer(chosen, 2, setup, "gloo").attentions == offered
 
 
 def test_a_runner_may_refuse_a_mode():
