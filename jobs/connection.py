@@ -1,20 +1,24 @@
 """Opens the connection to the queue's Redis: a named one, or the embedded one of this user."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
 from redis import Redis
+from redis.asyncio import Redis as AsyncRedis
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, MaxConnectionsError, NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from jobs import embedded
-from jobs.errors import RedisRefused, RedisUnavailable
+from jobs.errors import RedisRefused, RedisUnavailable, SettingsInvalid
 from jobs.settings import ClientSettings
 
 CONNECT_TIMEOUT_S = 5.0
 RETRIES = 3
+MOST_CONNECTIONS = 10_000  # the library's hundred would lock out whoever asks beside a hundred followers
 OLDEST_REDIS = (6, 2)
 ANSWER_TIMEOUT_S = 30.0  # longer than any blocking read of ours
 
@@ -22,20 +26,53 @@ ANSWER_TIMEOUT_S = 30.0  # longer than any blocking read of ours
 def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES) -> Redis:
     """A client that has answered. Raises RedisUnavailable with the remedy."""
     url = redis_url(settings)
-    try:
+    with _url_errors(url):
         redis = Redis.from_url(
             url,
+            max_connections=MOST_CONNECTIONS,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=answer_timeout_s,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),  # the library's ten take a minute
+            retry=Retry(_backoff(), retries),
         )
+    with redis_errors(f"Redis at {shown(url)}"):
+        redis.ping()
+    return redis
+
+
+async def connect_async(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> AsyncRedis:
+    """An asyncio client that has answered. Raises RedisUnavailable with the remedy."""
+    url = await asyncio.to_thread(redis_url, settings)  # which may have to start the embedded server
+    with _url_errors(url):
+        redis = AsyncRedis.from_url(
+            url,
+            max_connections=MOST_CONNECTIONS,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=answer_timeout_s,
+            retry=AsyncRetry(_backoff(), RETRIES),
+        )
+    with redis_errors(f"Redis at {shown(url)}"):
+        await redis.ping()
+    return redis
+
+
+def _backoff() -> ExponentialBackoff:
+    return ExponentialBackoff(cap=0.5, base=0.05)  # with the library's ten retries it takes a minute
+
+
+@contextmanager
+def _url_errors(url: str) -> Iterator[None]:
+    try:
+        yield
     except ValueError as exc:
         raise RedisRefused(
             f"{shown(url)} is not a Redis URL ({exc}): write redis://host:port/0, rediss://... or unix:///path"
         ) from exc
-    with redis_errors(f"Redis at {shown(url)}"):
-        redis.ping()
-    return redis
+
+
+def require_bytes(redis: Redis | AsyncRedis) -> None:
+    """Raises SettingsInvalid for a client that makes text of all answers: events and ids are read as bytes."""
+    if redis.get_encoder().decode_responses:
+        raise SettingsInvalid("this Redis client has decode_responses=True: give one without, or use `open`")
 
 
 def require_usable(redis: Redis) -> None:
@@ -132,14 +169,20 @@ def redis_errors(where: str = "Redis") -> Iterator[None]:
     except NoPermissionError as exc:
         raise RedisRefused(f"{where} refuses a command ({exc}): {_RIGHTS_REMEDY}") from exc
     except ResponseError as exc:
-        raise RedisUnavailable(
-            f"{where} refuses a command ({exc}): see its memory, and whether it is a replica"
-        ) from exc
+        raise RedisUnavailable(f"{where} refuses a command ({exc}): {_find_remedy(str(exc))}") from exc
+    except MaxConnectionsError as exc:
+        raise RedisUnavailable(f"{exc}: each follower of a job has one of its own; share what is followed") from exc
     except RedisError as exc:
         raise RedisUnavailable(
             f"{where} does not answer ({exc}): start it, or correct REDIS_URL, "
             "or leave REDIS_URL unset to use the embedded one"
         ) from exc
+
+
+def _find_remedy(refusal: str) -> str:
+    if refusal.startswith("WRONGTYPE"):
+        return "somebody else has written a key of ours; use a Redis, or a number of its databases, for h3render alone"
+    return "see its memory, and whether it is a replica"
 
 
 def shown(url: str) -> str:

@@ -3,9 +3,14 @@
 JobsError
 ├── RequestInvalid    a field of the request is wrong          -> nothing was queued
 │   └── RequestTooNew     it was written by a later version    -> the job waits for newer workers
+├── BatchInvalid      rows of a file of shots are wrong        -> nothing was queued
 ├── PictureInvalid    a picture cannot be used, or is not there
 ├── SettingsInvalid   a flag or variable is wrong
 ├── JobNotFound       no job has this id
+│   └── ResultMissing     it finished, and its result is not in the store
+├── JobNotFinished    it has no result yet
+├── EventIdInvalid    what is given to go on from is no event's id
+├── EventsGone        the job has finished, and nothing tells of it any more
 ├── JobFailed         the job ended without a result
 ├── CancelRefused     the job has ended, or another attempt runs
 ├── WorkerNotFound    no worker has this name
@@ -33,6 +38,10 @@ class RequestTooNew(RequestInvalid):
     """A queued request has a version that this program does not know."""
 
 
+class BatchInvalid(JobsError):
+    """Rows of a file of shots are wrong; each line of the text names one, what is wrong with it and the remedy."""
+
+
 class PictureInvalid(JobsError):
     """A file, or an object in the store, is no picture that a request could use; the text names it and the remedy."""
 
@@ -43,6 +52,22 @@ class SettingsInvalid(JobsError):
 
 class JobNotFound(JobsError):
     """No job has this id, or its record has expired."""
+
+
+class ResultMissing(JobNotFound):
+    """The job finished, but its result is not in this store, or no longer there."""
+
+
+class JobNotFinished(JobsError):
+    """The job still waits or runs, so it has no result."""
+
+
+class EventIdInvalid(JobsError):
+    """Events are to be told from an id on that no event could have."""
+
+
+class EventsGone(JobsError):
+    """The job has finished, but its last event is not there, or not one that this version can read."""
 
 
 class JobFailed(JobsError):

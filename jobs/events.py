@@ -1,27 +1,43 @@
-"""What is told about a job, from queued to its end, and the log that tells it: one Redis stream per job.
+"""What is told about a job, from queued to its end, and how it is read: a Redis stream per job, which lease.lua writes.
 
 Events are for people and programs that watch. The record of what was made is the result in the store.
 """
 
 import json
+import re
 import time
-from collections.abc import Callable, Iterator
-from typing import Annotated, Literal, cast
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from redis import Redis
 
+from jobs.errors import EventIdInvalid
+from jobs.operation import Call, Operation
 from jobs.request import ResolvedRequest
 
 EVENTS_KEY = "h3:events:{job_id}"
-RETENTION_S = 30 * 24 * 3600
 _LONGEST_BLOCK_S = 1.0
 
 
+# Bounds that no render comes near: whoever can write to Redis may have written anything.
+Number = Annotated[int, Field(ge=0, le=10**9)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
 class _Event(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # What a later version says besides is passed over: an end that cannot be read would be no end.
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[1] = 1
+    id: str = Field("", exclude=True)  # in the log of its job, in ascending order; empty before it is told
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was told, by the server's clock; None if its id tells of no time."""
+        try:
+            return datetime.fromtimestamp(int(self.id.partition("-")[0]) / 1000, UTC)
+        except (ValueError, OverflowError):  # no id yet, or one that somebody has made up
+            return None
 
     @property
     def is_last(self) -> bool:
@@ -53,10 +69,10 @@ class TextEncoded(_Event):
 
 class StepDone(_Event):
     kind: Literal["step_done"] = "step_done"
-    step: int  # 1-based
-    steps: int
+    step: Number  # 1-based
+    steps: Number
     sigma: float
-    seconds: float
+    seconds: Seconds
 
 
 class PreviewReady(_Event):
@@ -79,7 +95,7 @@ class StreamOpened(_Event):
     """The decode begins; the playlist will be at `playlist_key` with its first segment."""
 
     kind: Literal["stream_opened"] = "stream_opened"
-    segments: int
+    segments: Number
     playlist_key: str
 
 
@@ -87,9 +103,9 @@ class SegmentReady(_Event):
     """One more segment of the playlist can be played."""
 
     kind: Literal["segment_ready"] = "segment_ready"
-    index: int  # 0-based
+    index: Number  # 0-based
     key: str
-    duration_s: float
+    duration_s: Seconds
     playlist_key: str  # of this attempt: one that goes on with an earlier one's stream has a playlist of its own
 
 
@@ -199,62 +215,83 @@ Event = Annotated[
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
-class EventLog:
-    """Appends and reads the events of jobs."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-
-    def append(self, job_id: str, event: Event) -> None:
-        key = EVENTS_KEY.format(job_id=job_id)
-        with self._redis.pipeline() as pipeline:
-            pipeline.xadd(key, {"event": event.model_dump_json()})
-            pipeline.expire(key, RETENTION_S)
-            pipeline.execute()
-
-    def read(self, job_id: str) -> list[Event]:
-        """What has been told so far."""
-        entries = cast(list[_Entry], self._redis.xrange(EVENTS_KEY.format(job_id=job_id)))
-        return [_decode(fields) for _, fields in entries]
-
-    def follow(
-        self, job_id: str, *, timeout_s: float | None = None, is_over: Callable[[], bool] = lambda: False
-    ) -> Iterator[Event]:
-        """Every event from the first, then live, up to the last one.
-
-        Asks `is_over` whenever nothing new came for a second; when it says so, nothing more is waited for. Raises
-        TimeoutError after `timeout_s`.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        after, over = b"0", False
-        while True:
-            entries = self._await(job_id, after, 0.0 if over else _time_left(job_id, deadline))
-            if over and not entries:
-                return
-            over = not entries and is_over()
-            for event_id, fields in entries:
-                after = event_id
-                yield (event := _decode(fields))
-                if event.is_last and event_id == entries[-1][0]:  # else somebody has retried a dead job
-                    return
-
-    def _await(self, job_id: str, after: bytes, block_s: float) -> list["_Entry"]:
-        """Entries after an id; waits up to `block_s` for the first."""
-        key = EVENTS_KEY.format(job_id=job_id)
-        replies = self._redis.xread({key: after}, block=max(1, int(block_s * 1000)))
-        return [entry for _, entries in cast(list[tuple[bytes, list[_Entry]]], replies) for entry in entries]
+FIRST = "0"  # before the first event
+Entry = tuple[bytes, dict[bytes, bytes]]  # of a log: id and fields
+_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?", re.ASCII)
+_LARGEST = 2**64 - 2  # of each part: Redis is asked for what comes after
 
 
-_Entry = tuple[bytes, dict[bytes, bytes]]  # id and fields
+def check_event_id(event_id: str) -> str:
+    """Raises EventIdInvalid for what is no id of an event."""
+    if not _ID.fullmatch(event_id) or any(int(part) > _LARGEST for part in event_id.split("-")):
+        raise EventIdInvalid(f"event id {event_id[:100]!r} is not like 1764512345678-0: give the `id` of an event")
+    return event_id
 
 
-def _decode(fields: dict[bytes, bytes]) -> Event:
+def read_events(job_id: str, since: str = FIRST) -> Call:
+    """What has been told after an event; `parse_entries` makes events of the answer."""
+    key, after = EVENTS_KEY.format(job_id=job_id), f"({check_event_id(since)}"
+    return lambda redis: redis.xrange(key, after)
+
+
+def read_latest(job_id: str, most: int) -> Call:
+    """The latest events, the last one first."""
+    key = EVENTS_KEY.format(job_id=job_id)
+    return lambda redis: redis.xrevrange(key, count=most)
+
+
+def parse_entries(entries: list[Entry]) -> list[Event]:
+    return [_decode(entry_id.decode(), fields) for entry_id, fields in entries]
+
+
+class Reading:
+    """Where a reader of a job's events is: what to ask next, and what of the answers is news.
+
+    Over when the last event was read; or, once `has_ended` was said, when nothing more is there.
+    """
+
+    def __init__(self, job_id: str, since: str | None, timeout_s: float | None) -> None:
+        self.is_over = False
+        self.job_id = job_id
+        self._after = FIRST if since is None else check_event_id(since)
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._has_ended = False
+        self._waits = False  # what is there is read before anything is waited for
+
+    def ask(self) -> Operation[Any]:
+        """Wait about a second for news, or read what is there. Raises TimeoutError when the reader's time is up."""
+        block_ms = max(1, int(_time_left(self.job_id, self._deadline) * 1000)) if self._waits else 1
+        streams = {EVENTS_KEY.format(job_id=self.job_id): self._after}
+        return (yield lambda redis: redis.xread(streams, block=block_ms))
+
+    def take(self, replies: Any) -> list[Event]:
+        """The news in an answer."""
+        if isinstance(replies, dict):  # RESP3
+            pages = [page for pages in replies.values() for page in pages]
+        else:
+            pages = [page for _, page in replies or ()]
+        told = parse_entries([entry for page in pages for entry in page])
+        if told:
+            self._after = told[-1].id
+            self.is_over = told[-1].is_last  # else somebody has retried a dead job
+        elif self._has_ended:
+            self.is_over = True
+        self._has_ended, self._waits = False, True
+        return told
+
+    def note_end(self) -> None:
+        """The job has ended: what is not there by now will not come."""
+        self._has_ended, self._waits = True, False
+
+
+def _decode(event_id: str, fields: dict[bytes, bytes]) -> Event:
     """Never fails: whoever can write to Redis, and any later version of this program, may have written it."""
     text = fields.get(b"event", b"")
     try:
-        return _EVENT.validate_json(text)
+        event = _EVENT.validate_json(text)
     except ValidationError:
-        return Unknown(told=_name(text))
+        event = Unknown(told=_name(text))
+    return event.model_copy(update={"id": event_id})
 
 
 def _name(text: bytes) -> str:

@@ -15,6 +15,7 @@
 
 local LEASES, DEAD, QUARANTINE, BEACON, WAKE = 'h3:leases', 'h3:dead', 'h3:quarantine', 'h3:beacon', 'h3:wake'
 local PAUSED = 'h3:paused' -- names of queues, of which nothing is taken
+local WEBHOOKS, MOST_WEBHOOKS = 'h3:webhooks', 100000 -- ends of jobs that somebody wants to be called for
 local NEVER = 4102444800 -- 2100-01-01
 local RECORD_TTL_S = 30 * 24 * 3600
 local MOST_FATAL, MOST_INTERRUPTIONS = 3, 20
@@ -54,7 +55,7 @@ local function is_hash(key) return redis.call('TYPE', key).ok == 'hash' end
 -- A counter. Whoever can write to this server can have put anything there, 'nan' too.
 local function whole(text)
   local value = tonumber(text)
-  return value and value >= 0 and value <= 1e9 and math.floor(value) or 0
+  return value and value >= 0 and value <= 1e12 and math.floor(value) or 0
 end
 
 local function count(id, field) return whole(get(id, field)) end
@@ -88,9 +89,13 @@ local function clear_execution(queue, id, attempt)
 end
 
 local function release(id, attempt)
+  -- To the end of its lease at most: nobody knows of more work, and it may be taken back much later.
+  local until_ms = math.min(now_ms(), tonumber(redis.call('ZSCORE', LEASES, id)) or 0)
   redis.call('ZREM', LEASES, id)
-  redis.call('HDEL', job_key(id), 'h3_lease', 'h3_nonce', 'h3_cancel')
-  set(id, 'h3_released', attempt)
+  local claimed_ms = tonumber(get(id, 'h3_claimed_ms'))
+  local busy_ms = claimed_ms and math.max(0, until_ms - claimed_ms) or 0
+  set(id, 'h3_released', attempt, 'h3_busy_ms', string.format('%.0f', count(id, 'h3_busy_ms') + whole(busy_ms)))
+  redis.call('HDEL', job_key(id), 'h3_lease', 'h3_nonce', 'h3_cancel', 'h3_claimed_ms')
   clear_execution(origin(id), id, attempt)
 end
 
@@ -109,12 +114,15 @@ end
 -- `record`: RQ's Result as field-value pairs, or nothing.
 local function conclude(id, outcome, status, registry, event, record)
   local now = now_ms()
-  set(id, 'h3_outcome', outcome, 'status', status, 'ended_at', iso(now))
+  redis.call('HDEL', job_key(id), 'h3_lease') -- of an attempt whose lease somebody has deleted
+  set(id, 'h3_outcome', outcome, 'status', status, 'ended_at', iso(now), 'h3_ended_ms', string.format('%.0f', now))
   note('ZADD', 'rq:' .. registry .. ':' .. origin(id), now / 1000 + RECORD_TTL_S, id)
   if #record > 0 then
     note('XADD', 'rq:results:' .. id, 'MAXLEN', 10, '*', unpack(record))
   end
   if event ~= '' then tell(id, event) end
+  local webhook = get(id, 'h3_webhook')
+  if webhook then note('XADD', WEBHOOKS, 'MAXLEN', '~', MOST_WEBHOOKS, '*', 'job', id, 'url', webhook) end
   expire(id)
 end
 
@@ -176,6 +184,7 @@ function commands.submit(id, queue, key, digest, event, ...)
   if key ~= '' then
     local known = redis.call('HMGET', key, 'job', 'digest')
     if known[1] and redis.call('EXISTS', job_key(known[1])) == 1 then
+      redis.call('EXPIRE', key, RECORD_TTL_S)
       return {known[2] == digest and 'known' or 'conflict', known[1]}
     end
     redis.call('HSET', key, 'job', id, 'digest', digest)
@@ -242,9 +251,9 @@ function commands.claim(queue, id, worker, nonce, lease_ms)
     redis.call('HDEL', job_key(id), 'h3_fatal', 'h3_interruptions')
   end
   local attempt = add_one(id, 'h3_attempts')
-  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_makes_way', 'ended_at')
+  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_makes_way', 'ended_at', 'h3_ended_ms')
   set(id, 'status', 'started', 'origin', queue, 'started_at', iso(now), 'last_heartbeat', iso(now), 'worker_name', worker,
-    'h3_lease', attempt, 'h3_nonce', nonce, 'h3_began', count(id, 'h3_mark'))
+    'h3_lease', attempt, 'h3_nonce', nonce, 'h3_began', count(id, 'h3_mark'), 'h3_claimed_ms', string.format('%.0f', now))
   redis.call('PERSIST', job_key(id))
   note('ZADD', 'rq:wip:' .. queue, NEVER, id .. ':' .. attempt)
   note('HSET', 'rq:execution:' .. id .. ':' .. attempt, 'id', attempt, 'created_at', now / 1000, 'last_heartbeat',
@@ -321,7 +330,7 @@ function commands.cancel(id, attempt)
     return {'asked', running}
   end
   redis.call('LREM', queue_list(origin(id)), 0, id)
-  conclude(id, 'canceled', 'canceled', 'canceled', cancel_event('0'), {})
+  conclude(id, 'canceled', 'canceled', 'canceled', cancel_event(get(id, 'h3_attempts')), {})
   return {'canceled', ''}
 end
 
@@ -449,7 +458,7 @@ function commands.retry_dead(id)
   if outcome ~= 'dead' and outcome ~= 'failed' then return 0 end
   note('ZREM', DEAD, id)
   note('HDEL', QUARANTINE, id)
-  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_fatal', 'h3_interruptions', 'ended_at')
+  redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_fatal', 'h3_interruptions', 'ended_at', 'h3_ended_ms')
   redis.call('DEL', losses_key(id))
   note('ZREM', 'rq:failed:' .. origin(id), id)
   redis.call('PERSIST', job_key(id))

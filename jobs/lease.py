@@ -4,19 +4,23 @@ A lease is held by an attempt, by its number: whatever an attempt writes about i
 somebody else's. Times are the Redis server's, so clocks of machines may differ.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from redis import Redis
+from redis.exceptions import NoScriptError
 from rq.results import Result as RQResult
 from rq.serializers import JSONSerializer
 
 from jobs.errors import LeaseLost
 from jobs.events import Event
+from jobs.operation import Call, Operation, pipeline
 from jobs.pieces import KeptPieces
 
 LEASE_S = 60.0
@@ -27,6 +31,9 @@ WAKE_CHANNEL = "h3:wake"  # gets the id of each job that is queued
 PAUSED_KEY = "h3:paused"  # names of queues of which nothing is taken
 LEASES_KEY, DEAD_KEY, QUARANTINE_KEY, LOSSES_KEY = "h3:leases", "h3:dead", "h3:quarantine", "h3:losses:{job_id}"
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text()
+_SHA1 = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # what Redis calls it
+
+Argument = str | bytes | int
 
 
 class Charge(StrEnum):
@@ -72,6 +79,31 @@ class Orders:
     pause: bool = False  # to take no job
     leave: bool = False  # to end, as by SIGTERM
     cancel: bool = False  # to stop the attempt it runs
+
+
+def run_script(*arguments: Argument) -> Operation[Any]:
+    """Call lease.lua: a command and what it is given."""
+    [answer] = yield from run_scripts([arguments])
+    return answer
+
+
+def run_scripts(calls: Sequence[Sequence[Argument]]) -> Operation[list[Any]]:
+    """Call lease.lua several times on one way; may be repeated as a whole where each call may."""
+    answers: list[Any]
+    try:
+        answers = yield _send(calls)
+    except NoScriptError:  # first, so that nothing was done: the server has restarted, or never heard of it
+        yield lambda redis: redis.script_load(_SCRIPT)
+        answers = yield _send(calls)
+    return answers
+
+
+def _send(calls: Sequence[Sequence[Argument]]) -> Call:
+    return pipeline(*(partial(_evaluate, arguments) for arguments in calls))
+
+
+def _evaluate(arguments: Sequence[Argument], redis: Any) -> Any:
+    return redis.evalsha(_SHA1, 0, *arguments)
 
 
 class LeaseScript:

@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from jobs.errors import SettingsInvalid
 
 
 def default_store_url() -> str:
@@ -34,3 +37,26 @@ class ClientSettings(BaseSettings):
     store_url: str = Field(default_factory=default_store_url)  # file:///folder or s3://bucket/prefix
     state_dir: Path | None = None  # of the embedded server; else $XDG_STATE_HOME, else ~/.local/state
     runtime_dir: Path | None = None  # of the embedded server's socket; else /tmp/h3render-UID
+
+    @property
+    def names_store(self) -> bool:
+        """Whether somebody has named a store: the default is this machine's own."""
+        return "store_url" in self.model_fields_set
+
+
+Settings = TypeVar("Settings", bound=ClientSettings)
+
+
+def read_settings(kind: type[Settings], **given: object) -> Settings:
+    """The environment's settings, overridden by what is given and not None. Raises SettingsInvalid."""
+    try:
+        return kind(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # pydantic checks them
+    except ValidationError as exc:
+        lines = [f"{_variable(kind, e['loc'])} {e['input']!r}: {e['msg'].lower()}" for e in exc.errors()]
+        raise SettingsInvalid("\n".join(lines)) from exc
+
+
+def _variable(kind: type[ClientSettings], location: tuple[int | str, ...]) -> str:
+    """What a person calls a setting: its variable in the environment."""
+    name = str(location[0])
+    return name if name.isupper() else f"{kind.model_config['env_prefix']}{name}".upper()

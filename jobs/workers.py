@@ -118,7 +118,11 @@ def server_time(redis: Redis) -> float:
 def read_workers(redis: Redis) -> list[WorkerRecord]:
     """Every worker that is known, by name; records that cannot be read are left out."""
     now = server_time(redis)
-    told = cast(dict[bytes, bytes], redis.hgetall(WORKERS_KEY))
+    return parse_workers(cast(dict[bytes, bytes], redis.hgetall(WORKERS_KEY)), now)
+
+
+def parse_workers(told: dict[bytes, bytes], now: float) -> list[WorkerRecord]:
+    """What a reader at that time makes of all records, by name; those that cannot be read are left out."""
     records = [record.seen(now) for text in told.values() if (record := WorkerRecord.parse(text)) is not None]
     return sorted(records, key=lambda record: (record.name, record.started_at))
 

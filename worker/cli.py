@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 import jobs.operator_cli
-from jobs.cli import StoreUrl, Url, plain_errors, read_settings
+from jobs.cli import StoreUrl, Url, plain_errors
 from jobs.errors import RedisRefused, RedisUnavailable, StoreRefused, StoreUnavailable
 from jobs.queues import QueueName
 from jobs.request import Mode
+from jobs.settings import read_settings
 from worker.collector import uncollected_imports
 from worker.errors import StartRefused, Unhealthy, WorkerError
 from worker.settings import Backend, WorkerSettings

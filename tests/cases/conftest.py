@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from jobs.client import Client
 from jobs.events import Event
-from jobs.result import Result
+from jobs.result import Result, read_result
 from jobs.store import open_store
 from jobs.workers import WorkerRecord, WorkerState, read_workers
 from tests.cases.runners import HOLD, TRACE
@@ -212,7 +212,7 @@ class Farm:
     def check_result(self, job_id: str) -> Result:
         """The one manifest; every object of it lies there as it says."""
         store = open_store(self.store_url)
-        result = self.client.job(job_id).result(store)
+        result = read_result(store, job_id)
         for piece in result.pieces:
             stored = store.stat(piece.key)
             assert stored is not None, piece.key

@@ -49,7 +49,7 @@ def test_case_12_a_queued_job_never_runs(lasting_farm, same_fleet, gate):
     assert job.cancel()
     gate.touch()
     first.wait(timeout_s=30)
-    assert (job.status(), [event.kind for event in job.news()]) == ("canceled", ["queued", "canceled"])
+    assert (job.status().state, [event.kind for event in job.news()]) == ("canceled", ["queued", "canceled"])
     assert lasting_farm.rendered("queued ") == []
 
 
@@ -63,7 +63,7 @@ def test_case_12_a_job_that_is_canceled_at_step_10_stops_within_a_step_and_two_s
     assert time.monotonic() - asked_at < step_s + 2
     steps = lasting_farm.rendered("long step")
     assert len(steps) < 40
-    assert job.status() == "canceled"
+    assert job.status().state == "canceled"
     assert job.kept().checkpoint.step == len(steps)
     assert not any(isinstance(event, events.AttemptLost) for event in job.news())
 
@@ -96,7 +96,7 @@ def test_a_running_job_is_canceled(lasting_farm, same_fleet, gate, arrival, canc
     cancel(lasting_farm, job)
     gate.touch()
     [canceled] = lasting_farm.await_event(job.id, events.Canceled)
-    assert (canceled.attempt, job.status(), job.news()[-1]) == (1, "canceled", canceled)
+    assert (canceled.attempt, job.status().state, job.news()[-1]) == (1, "canceled", canceled)
     check_kept(lasting_farm, job)
     done = lasting_farm.rendered(arrival.__name__)
     assert len(done) < 100
@@ -153,7 +153,7 @@ def test_case_12_to_cancel_a_job_that_is_not_known_does_nothing_to_one_that_come
     told = lasting_farm.run("cancel", later.hex)
     assert (told.returncode, f"no job {later.hex}" in told.stderr) == (2, True)
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.client.uuid4", lambda: later)
+        patch.setattr("jobs.submission.uuid4", lambda: later)
         job = lasting_farm.client.submit(Script(name="later").request())
     assert job.id == later.hex
     assert job.wait(timeout_s=30).attempt == 1
@@ -184,6 +184,6 @@ def test_a_cancel_is_carried_out_though_its_worker_is_killed_by_then(lasting_far
     worker.kill_group()
     lasting_farm.redis.zadd(LEASES_KEY, {job.id: 1})  # its lease runs out
     short = Leases(lasting_farm.redis, lease_s=0.1)  # for so long nothing is taken back from anybody, after a silence
-    eventually(lambda: short.reap() and job.status() == "canceled")
+    eventually(lambda: short.reap() and job.status().state == "canceled")
     assert [event.kind for event in job.news() if event.is_last] == ["canceled"]
     assert lasting_farm.first_in("default") is None

@@ -29,7 +29,7 @@ def start_at_second_step(farm, script, **environment):
 
 
 def check_given_back(farm, job):
-    assert (job.status(), farm.first_in("default")) == ("queued", job.id)
+    assert (job.status().state.is_queued, farm.first_in("default")) == (True, job.id)
     [lost] = farm.events_of(job.id, events.AttemptLost)
     assert (lost.charge, lost.reason) == (Charge.DRAINED, "the worker was told to stop")
     assert farm.redis.hmget(f"rq:job:{job.id}", "h3_fatal", "h3_interruptions") == [None, None]
@@ -55,7 +55,7 @@ def test_a_worker_that_is_told_twice_to_stop_gives_its_job_back_at_once(farm, wa
     worker, job = start_at_second_step(farm, endless)
     worker.send(signal.SIGTERM)
     eventually(lambda: farm.states() == ["draining"])
-    assert job.status() == "started"
+    assert job.status().state == "running"
     worker.stop_as_docker_does(grace_s=NO_TIME_S)
     check_given_back(farm, job)
 
@@ -68,5 +68,5 @@ def test_a_worker_that_is_told_to_stop_while_redis_is_frozen_is_gone_soon_after_
     worker.stop_as_docker_does(grace_s=4 + 16)
     own_farm.server.resume()  # it may still read what the worker has asked for last
     own_farm.run("reap", "--once", "--lease-s", str(own_farm.lease_s))
-    assert (job.status(), own_farm.first_in("default")) == ("queued", job.id)
+    assert (job.status().state.is_queued, own_farm.first_in("default")) == (True, job.id)
     assert len(own_farm.events_of(job.id, events.AttemptLost)) == 1

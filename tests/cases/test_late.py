@@ -40,7 +40,7 @@ def test_a_job_whose_deadline_passes_while_it_runs_fails_between_two_steps(lasti
     script = Script(name="overrun", steps=200, step_s=0.05)
     job = lasting_farm.client.submit(script.request(deadline_s=1.0))
     [failed] = lasting_farm.await_event(job.id, events.Failed)
-    assert (failed.cause, failed.attempt, job.status()) == ("deadline", 1, "failed")
+    assert (failed.cause, failed.attempt, job.status().state) == ("deadline", 1, "failed")
     assert len(lasting_farm.events_of(job.id, events.Started)) == 1
     checkpoint = job.kept().checkpoint
     rendered = len(lasting_farm.rendered("overrun step"))

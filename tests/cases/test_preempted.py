@@ -65,7 +65,7 @@ def test_neither_a_default_job_nor_that_of_a_paused_worker_makes_way(lasting_far
     urgent = lasting_farm.client.submit(Script(name="later").request(preempt=True), queue="high")
     await_steps(lasting_farm, "default", WAIT_S)
     assert losses(lasting_farm, default, batch) == []
-    assert urgent.status() == "queued"
+    assert urgent.status().state.is_queued
     urgent.wait(timeout_s=30)
     batch.wait(timeout_s=30)
     assert losses(lasting_farm, default, batch) == []
@@ -91,6 +91,6 @@ def test_nothing_is_taken_of_a_paused_queue_until_it_is_resumed(lasting_farm, wo
         lasting_farm.client.submit(Script(name="held").request(), queue=queue) for queue in ("default", "batch")
     )
     other.wait(timeout_s=30)
-    assert (held.status(), held.waiting_for()) == ("queued", "waiting: queue default is paused")
+    assert (held.status().state, held.status().waiting_for) == ("waiting", "waiting: queue default is paused")
     assert lasting_farm.run("queue", "resume", "default").returncode == 0
     assert held.wait(timeout_s=30).attempt == 1

@@ -61,7 +61,8 @@ def test_a_size_for_which_a_rank_had_no_memory_is_left_to_others(lasting_farm, w
         timeout_s=60,
     )
     assert offered == [96 * 64 * 22 - 1]
-    assert (large.status(), large.waiting_for()) == ("queued", "waiting: no worker with memory for 96x64, 22 frames")
+    assert large.status().state == "waiting"
+    assert large.status().waiting_for == "waiting: no worker with memory for 96x64, 22 frames"
     small = lasting_farm.client.submit(Script(name="small").request())
     assert small.wait(timeout_s=30).attempt == 1  # though it came later
     assert large.cancel()

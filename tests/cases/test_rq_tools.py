@@ -82,14 +82,14 @@ def test_rqs_tools_show_what_is_true(own_farm, over_tcp, tmp_path):
     with pytest.raises(JobFailed, match="still queued"):
         failed.wait(timeout_s=60)
     running = farm.client.submit(Script(gate=str(gate), gate_step=2).request())
-    eventually(lambda: running.status() == "started")
+    eventually(lambda: running.status().state == "running")
     waiting = farm.client.submit(Script().request(), queue="batch")
     with dashboard(over_tcp) as read:
         show_a_running_job(farm, read, rq_info(over_tcp), running, waiting)
         show_ended_jobs(read, finished=finished, failed=failed, canceled=canceled)
         gate.touch()
         waiting.wait(timeout_s=60)
-        assert [running.status(), waiting.status()] == ["finished", "finished"]
+        assert [running.status().state, waiting.status().state] == ["finished", "finished"]
         worker.send(signal.SIGTERM)
         assert worker.process.wait(30) == 0
         assert json.loads(read("data/workers.json"))["workers"] == []

@@ -23,13 +23,13 @@ def test_case_2_a_job_whose_workers_are_stopped_at_every_moment_is_rendered_once
     stops = (stop_before_the_pop, stop_after_the_pop, stop_in_the_text, stop_in_a_step, stop_in_the_decode)
     for number, stop in enumerate(stops, 1):
         stop(farm, job)
-        assert (job.status(), farm.first_in("high")) == ("queued", job.id)
+        assert (job.status().state.is_queued, farm.first_in("high")) == (True, job.id)
         assert [loss.charge for loss in farm.events_of(job.id, events.AttemptLost)] == number * [Charge.DRAINED]
     assert farm.redis.hmget(f"rq:job:{job.id}", "h3_fatal", "h3_interruptions") == [None, None]
     assert farm.rendered("behind") == []
 
     stop_in_the_upload(farm, job)
-    assert job.status() == "finished"  # that fits in
+    assert job.status().state == "finished"  # that fits in
     farm.check_result(job.id)
     assert farm.rendered("job") == [f"job step {i}" for i in range(1, 5)] + [f"job segment {i}" for i in range(3)]
 
@@ -88,7 +88,7 @@ def test_a_worker_that_is_stopped_while_it_loads_has_taken_nothing(farm, watched
     eventually(lambda: len(worker.rank_pids()) == 2, timeout_s=60)
     worker.stop_as_docker_does()
     assert "ready for jobs" not in worker.log.read_text()
-    assert job.status() == "queued"
+    assert job.status().state.is_queued
     assert farm.redis.hget(f"rq:job:{job.id}", "h3_attempts") is None
     assert farm.list_workers() == []
 
@@ -100,4 +100,4 @@ def test_an_idle_worker_leaves_when_the_command_says_so_and_takes_nothing_more(f
     assert farm.run("worker", "drain", "gpu-1").returncode == 0
     worker.await_good_end()
     job = farm.client.submit(Script().request())
-    assert (job.status(), job.waiting_for()) == ("queued", "waiting: no worker is alive")
+    assert (job.status().state, job.status().waiting_for) == ("waiting", "waiting: no worker is alive")

@@ -109,7 +109,7 @@ def test_case_7_a_job_that_kills_its_workers_is_put_away_and_the_others_are_rend
     [dead] = farm.await_event(bad.id, events.Dead, timeout_s=240)
     assert [loss.attempt for loss in dead.losses] == [1, 2, 3]
     assert all("lease ran out" in loss.reason for loss in dead.losses)
-    assert bad.status() == "dead"
+    assert bad.status().state == "dead"
     assert farm.restarts <= 3
     assert [e.attempt for e in farm.events_of(bad.id, events.Started)] == [1, 2, 3]
 
@@ -130,7 +130,7 @@ def test_case_8_stale_records_of_a_finished_job_change_nothing(farm, watched):
             registry = StartedJobRegistry("default", connection=redis, serializer=JSONSerializer)
             for _ in range(50):
                 registry.get_job_ids()
-                seen.add(Client(redis).job(job.id).status())
+                seen.add(Client(redis).job(job.id).status().state)
 
     readers = [threading.Thread(target=read) for _ in range(8)]
     for reader in readers:

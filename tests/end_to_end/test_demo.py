@@ -37,7 +37,7 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
         assert phase in done.stderr
 
     # The untrained model takes nobody's real job, and leaves no queue behind.
-    assert run("status", real_job, **user).stdout.startswith(f"{real_job} queued")
+    assert run("status", real_job, **user).stdout.startswith(f"{real_job} waiting: no worker is alive")
     with Redis.from_url(embedded.socket_url(Path(user["H3_RUNTIME_DIR"]) / "redis.sock")) as redis:
         assert redis.keys("rq:queue:*") == [b"rq:queue:default"]
 

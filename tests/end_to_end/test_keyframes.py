@@ -9,6 +9,7 @@ from redis import Redis
 from jobs.client import Client
 from jobs.errors import JobFailed
 from jobs.pictures import put_picture
+from jobs.result import read_result
 from jobs.store import open_store
 from tests.end_to_end.conftest import run
 
@@ -54,7 +55,7 @@ class Farm:
         self.log = done.stderr
 
     def report(self, job):
-        return json.loads(self.store.get(job.result(self.store).report_key))
+        return json.loads(self.store.get(read_result(self.store, job.id).report_key))
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_result_whose_worker_died_before_it_could_say_so_is_the_jobs_result(la
     redis.lpush("rq:queue:default", job.id)
     again = job.wait(timeout_s=60)
     assert (again.attempt, again.video_key) == (1, first.video_key)
-    assert job.status() == "finished"
+    assert job.status().state == "finished"
 
 
 def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):
@@ -104,9 +104,9 @@ def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, st
     job_id = submitted.stdout.splitlines()[0]
     assert f"{s3_store_url}/{job_id}/attempts/1/video.mp4" in submitted.stdout
     assert "denoise: 2/2" in submitted.stderr
-    client, store = Client.open(url), open_store(s3_store_url)
-    job = client.job(job_id)
-    assert job.fetch(store, tmp_path).stat().st_size > 0
-    for piece in job.result(store).pieces:
+    store = open_store(s3_store_url)
+    job = Client.open(url).job(job_id)  # the last event names the store
+    assert job.fetch(tmp_path).stat().st_size > 0
+    for piece in job.result().pieces:
         assert (stored := store.stat(piece.key)) is not None
         assert (stored.size_bytes, stored.sha256) == (piece.size_bytes, piece.sha256)

@@ -1,5 +1,6 @@
 """What attempts say in these tests, and how to look at what Redis then has."""
 
+from collections.abc import Iterable
 from typing import cast
 
 from redis import Redis
@@ -7,7 +8,7 @@ from rq.job import Job
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
 
-from jobs.events import CheckpointSaved, Failed, Finished, StepDone
+from jobs.events import FIRST, CheckpointSaved, Event, Failed, Finished, StepDone, parse_entries, read_events
 from jobs.lease import LEASES_KEY, Charge, Lease, Leases, Waiting
 from jobs.pieces import KeptCheckpoint, KeptPieces, StoredPiece
 
@@ -36,6 +37,21 @@ def claim_job(leases: Leases, job_id: str, queue: str = "default") -> Lease | No
 
 def run_out(redis: Redis, *leases: Lease) -> None:
     redis.zadd(LEASES_KEY, {lease.job_id: 1 for lease in leases})
+
+
+def tell(redis: Redis, job_id: str, event: Event) -> None:
+    """As lease.lua does."""
+    redis.xadd(f"h3:events:{job_id}", {"event": event.model_dump_json()})
+
+
+def read_log(redis: Redis, job_id: str) -> list[Event]:
+    """All that was told of a job, by itself."""
+    return without_ids(parse_entries(read_events(job_id, FIRST)(redis)))
+
+
+def without_ids(told: Iterable[Event]) -> list[Event]:
+    """To compare with what was told."""
+    return [event.model_copy(update={"id": ""}) for event in told]
 
 
 def place_of(redis: Redis, job_id: str, queue: str = "default") -> str:

@@ -8,7 +8,7 @@ from jobs.errors import CancelRefused, JobFailed, JobNotFound
 from jobs.events import Canceled, Failed
 from jobs.lease import Charge, Orders, Place, Waiting
 from jobs.workers import is_queue_paused, pause_queue, resume_queue
-from tests.jobs.leasing import FINISHED, RESULT, everything, place_of, rq_job, rq_registry, run_out
+from tests.jobs.leasing import FINISHED, RESULT, everything, place_of, read_log, rq_job, rq_registry, run_out
 
 CANCELED = Canceled(attempt=1)
 
@@ -28,9 +28,9 @@ def orders(leases, lease):
 def test_a_job_that_waits_is_canceled_at_once_and_never_runs(client, redis, submit, claim):
     job = client.job(submit())
     assert job.cancel() is True
-    assert (place_of(redis, job.id), job.status()) == ("canceled", "canceled")
+    assert (place_of(redis, job.id), job.status().state) == ("canceled", "canceled")
     assert claim(job.id) is None
-    assert job.news()[-1] == Canceled(attempt=0)
+    assert read_log(redis, job.id)[-1] == Canceled(attempt=0)
     assert job.id in rq_registry(CanceledJobRegistry, redis)
     assert rq_job(redis, job.id).is_canceled
     with pytest.raises(JobFailed, match="was canceled"):
@@ -42,11 +42,11 @@ def test_a_job_that_runs_is_asked_to_stop_and_is_canceled_by_who_runs_it(client,
     lease = claim(job.id)
     assert orders(leases, lease) == Orders()
     assert job.cancel() is False
-    assert (place_of(redis, job.id), job.status()) == ("claimed", "started")
+    assert (place_of(redis, job.id), job.status().state) == ("claimed", "running")
     assert orders(leases, lease) == Orders(cancel=True)
     lease.cancel(CANCELED)
-    assert (place_of(redis, job.id), job.status()) == ("canceled", "canceled")
-    assert job.news()[-1] == CANCELED
+    assert (place_of(redis, job.id), job.status().state) == ("canceled", "canceled")
+    assert read_log(redis, job.id)[-1] == CANCELED
 
 
 def test_an_attempt_that_is_lost_after_its_job_was_canceled_is_the_last(client, redis, leases, submit, claim):
@@ -65,7 +65,7 @@ def test_a_result_that_comes_before_the_stop_stands(client, redis, submit, claim
     lease = claim(job.id)
     job.cancel()
     lease.finish(FINISHED, RESULT)
-    assert (place_of(redis, job.id), job.status()) == ("finished", "finished")
+    assert (place_of(redis, job.id), job.status().state) == ("finished", "finished")
 
 
 @pytest.mark.parametrize("attempt", [None, 1])
@@ -91,14 +91,14 @@ def test_an_attempt_that_no_longer_runs_is_not_canceled(client, redis, leases, s
     assert orders(leases, second) == Orders(cancel=True)
 
 
-def test_what_was_asked_of_one_attempt_is_not_asked_of_the_next(client, leases, submit, claim):
+def test_what_was_asked_of_one_attempt_is_not_asked_of_the_next(client, redis, leases, submit, claim):
     job = client.job(submit())
     first = claim(job.id)
     job.cancel()
     first.hand_back(Charge.FATAL, "rank 1 died")
-    assert job.status() == "canceled"
-    client._redis.hset(f"rq:job:{job.id}", "status", "queued")  # as `rq requeue` leaves it
-    client._redis.lpush("rq:queue:default", job.id)
+    assert job.status().state == "canceled"
+    redis.hset(f"rq:job:{job.id}", "status", "queued")  # as `rq requeue` leaves it
+    redis.lpush("rq:queue:default", job.id)
     second = claim(job.id)
     assert orders(leases, second) == Orders()
     assert orders(leases, first) == Orders()
@@ -119,7 +119,7 @@ def test_rqs_own_cancel_is_heard(client, redis, leases, submit, claim):
     for job in (waiting, running):
         rq_job(redis, job.id).cancel()
     assert claim(waiting.id) is None
-    assert waiting.status() == "canceled"
+    assert waiting.status().state == "canceled"
     assert orders(leases, lease) == Orders(cancel=True)
     lease.hand_back(Charge.DRAINED, "told to stop")
     assert place_of(redis, running.id) == "canceled"
@@ -147,7 +147,7 @@ def test_a_job_that_nobody_wants_any_more_fails_where_it_waits_and_not_where_it_
     for job_id in (late, running, "unknown"):
         leases.give_up(Waiting(job_id, "default", "", b"", 0.0), event, "too late", "w")
     assert [place_of(redis, job_id) for job_id in (late, running)] == ["failed", "claimed"]
-    assert client.job(late).news()[-1] == event
+    assert read_log(redis, late)[-1] == event
     assert late in rq_registry(FailedJobRegistry, redis)
     assert rq_job(redis, late).latest_result().exc_string == "too late"
     assert redis.hlen("h3:quarantine") == 0
@@ -175,3 +175,27 @@ def test_a_job_that_runs_goes_on_while_its_queue_is_paused(redis, submit, claim)
     pause_queue(redis, "default")
     lease.beat()
     assert lease.hand_back(Charge.DRAINED, "told to stop") == Place.QUEUED
+
+
+def test_to_cancel_once_more_says_the_same(client, submit):
+    """The answer of a first try may have been lost on its way."""
+    job = client.job(submit())
+    assert [job.cancel(), job.cancel()] == [True, True]
+    with pytest.raises(CancelRefused, match="has ended: canceled"):
+        job.cancel(attempt=1)
+
+
+def test_a_job_that_is_canceled_while_it_waits_again_tells_its_attempts(client, redis, submit, claim):
+    job = client.job(submit())
+    claim(job.id).hand_back(Charge.FATAL, "rank 1 died")
+    job.cancel()
+    assert read_log(redis, job.id)[-1] == Canceled(attempt=1)
+
+
+def test_a_job_whose_lease_somebody_has_deleted_can_be_ended(client, redis, submit, claim):
+    job = client.job(submit())
+    claim(job.id)
+    redis.delete("h3:leases")
+    assert "nobody holds its lease" in job.status().describe()
+    assert job.cancel() is True
+    assert job.status().state == "canceled"

@@ -19,6 +19,7 @@ from jobs.queues import QueueName
 from jobs.settings import ClientSettings
 from jobs.workers import read_workers
 from tests.end_to_end.conftest import COMMAND, end, run
+from tests.jobs.leasing import without_ids
 from tests.servers import DIES_WITH_PARENT
 from tests.waiting import eventually
 
@@ -119,7 +120,7 @@ def test_a_user_with_the_rights_that_are_told_can_do_all_that_clients_and_worker
         leases.reap()
         leases.sweep(QueueName)
         lease.finish(FINISHED, {"result_key": "r"})
-        assert job.wait(timeout_s=5) == FINISHED
+        assert without_ids([job.wait(timeout_s=5)]) == [FINISHED]
         assert (list_dead(redis), read_workers(redis)) == ([], [])
 
 
@@ -171,6 +172,6 @@ def test_with_appendfsync_always_an_acknowledged_submit_survives_the_servers_dea
     redis.config_set("appendfsync", "always")
     job = Client(redis).submit(REQUEST)
     redis_server.restart()
-    assert job.status() == "queued"
+    assert job.status().state.is_queued
     [[waiting]] = Leases(redis).peek([QueueName.DEFAULT], 0, 10)
     assert waiting.job_id == job.id

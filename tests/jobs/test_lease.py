@@ -11,7 +11,7 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegist
 
 from jobs.client import Client
 from jobs.errors import LeaseLost
-from jobs.events import AttemptLost, Dead, EventLog, Failed, Loss
+from jobs.events import AttemptLost, Canceled, Dead, Failed, Loss
 from jobs.lease import (
     DEAD_KEY,
     LEASE_S,
@@ -39,6 +39,7 @@ from tests.jobs.leasing import (
     claim_job,
     everything,
     place_of,
+    read_log,
     rq_job,
     rq_registry,
     run_out,
@@ -194,13 +195,13 @@ def test_what_is_kept_is_told_and_waits_for_the_next_attempt(redis, claim):
     lease.keep(KEPT, SAVED)
     lease.hand_back(Charge.DRAINED, "the worker stops")
     assert claim(lease.job_id).kept == KEPT
-    assert SAVED in EventLog(redis).read(lease.job_id)
+    assert SAVED in read_log(redis, lease.job_id)
 
 
 def test_news_is_appended_in_order(redis, claim):
     lease = claim()
     lease.tell(STEP, SAVED)
-    assert EventLog(redis).read(lease.job_id)[-2:] == [STEP, SAVED]
+    assert read_log(redis, lease.job_id)[-2:] == [STEP, SAVED]
 
 
 def test_the_script_is_loaded_again_into_a_server_that_has_forgotten_it(redis, claim):
@@ -228,7 +229,7 @@ def test_the_third_fatal_loss_is_a_jobs_death(redis, claim, use_up):
     assert use_up(lease) == [Place.QUEUED, Place.QUEUED, Place.DEAD]
     assert place_of(redis, lease.job_id) == "dead"
     assert redis.zrange(DEAD_KEY, 0, -1) == [lease.job_id.encode()]
-    assert Client(redis).job(lease.job_id).status() == "dead"
+    assert Client(redis).job(lease.job_id).status().state == "dead"
     assert rq_job(redis, lease.job_id).get_status() == JobStatus.FAILED
     assert rq_registry(FailedJobRegistry, redis).get_job_ids() == [lease.job_id]
     assert redis.ttl(f"rq:job:{lease.job_id}") == pytest.approx(RECORD_TTL_S, abs=10)
@@ -241,7 +242,7 @@ def test_a_dead_job_tells_why_each_attempt_was_lost(redis, claim, reap):
     claim(lease.job_id).hand_back(Charge.DRAINED, "not told")
     reap(claim(lease.job_id))
     claim(lease.job_id).hand_back(Charge.FATAL, "ünlucky")
-    dead = EventLog(redis).read(lease.job_id)[-1]
+    dead = read_log(redis, lease.job_id)[-1]
     assert isinstance(dead, Dead)
     assert dead.attempt == 5
     assert [(loss.attempt, loss.worker, loss.kind, loss.reason) for loss in dead.losses] == [
@@ -284,7 +285,7 @@ def test_being_told_to_stop_is_held_against_no_job(redis, claim):
 def test_a_lost_attempt_is_told_with_its_charge(redis, claim):
     lease = claim()
     lease.hand_back(Charge.INTERRUPTED, "pod lost")
-    assert EventLog(redis).read(lease.job_id)[-1] == AttemptLost(attempt=1, reason="pod lost", charge="interrupted")
+    assert read_log(redis, lease.job_id)[-1] == AttemptLost(attempt=1, reason="pod lost", charge="interrupted")
 
 
 def test_a_lease_that_runs_out_counts_as_fatal_unless_the_attempt_has_kept_something(redis, claim, reap):
@@ -295,7 +296,7 @@ def test_a_lease_that_runs_out_counts_as_fatal_unless_the_attempt_has_kept_somet
     reap(second)
     reap(claim(lease.job_id))  # it has begun with what the second has kept, and added nothing
     third_fatal = claim(lease.job_id)
-    charges = [event.charge for event in EventLog(redis).read(lease.job_id) if isinstance(event, AttemptLost)]
+    charges = [event.charge for event in read_log(redis, lease.job_id) if isinstance(event, AttemptLost)]
     assert charges == ["fatal", "interrupted", "fatal"]
     assert reap(third_fatal).dead == (lease.job_id,)
 
@@ -318,7 +319,7 @@ def test_rq_sees_a_finished_job_and_its_result(redis, claim):
     assert rq_registry(StartedJobRegistry, redis).get_job_ids() == []
     assert job.get_executions() == []
     assert redis.ttl(f"rq:job:{lease.job_id}") == pytest.approx(RECORD_TTL_S, abs=10)
-    assert EventLog(redis).read(lease.job_id)[-1] == FINISHED
+    assert read_log(redis, lease.job_id)[-1] == FINISHED
 
 
 def test_rq_sees_a_failed_job_and_why(redis, claim):
@@ -328,7 +329,7 @@ def test_rq_sees_a_failed_job_and_why(redis, claim):
     assert job.get_status() == JobStatus.FAILED
     assert job.latest_result().exc_string == "Traceback: refused"
     assert rq_registry(FailedJobRegistry, redis).get_job_ids() == [lease.job_id]
-    assert EventLog(redis).read(lease.job_id)[-1] == FAILED
+    assert read_log(redis, lease.job_id)[-1] == FAILED
 
 
 @pytest.mark.parametrize("end", ["finish", "fail"])
@@ -427,7 +428,7 @@ def test_a_retried_job_has_its_attempts_and_what_was_kept(redis, leases, claim, 
     again = claim(lease.job_id)
     assert (again.attempt, again.kept) == (4, KEPT)
     assert use_up(again)[-1] == Place.DEAD
-    assert [loss.attempt for loss in EventLog(redis).read(lease.job_id)[-1].losses] == [4, 5, 6]
+    assert [loss.attempt for loss in read_log(redis, lease.job_id)[-1].losses] == [4, 5, 6]
 
 
 def test_only_what_has_failed_can_be_retried(redis, leases, claim, submit):
@@ -465,7 +466,7 @@ def test_what_is_no_render_job_is_put_away_with_the_reason(redis, leases, submit
     assert place_of(redis, job_id) == "failed"
     assert redis.hgetall(QUARANTINE_KEY) == {job_id.encode(): b"it calls os.system"}
     assert rq_job(redis, job_id).latest_result().exc_string == "it calls os.system"
-    assert EventLog(redis).read(job_id)[-1].reason == "it calls os.system"
+    assert read_log(redis, job_id)[-1].reason == "it calls os.system"
 
 
 def test_a_quarantined_job_that_was_retried_cannot_be_dropped_while_it_runs(redis, leases, submit, claim):
@@ -486,3 +487,48 @@ def test_a_running_or_finished_job_cannot_be_put_away(redis, leases, claim):
     assert place_of(redis, running.job_id) == "claimed"
     assert place_of(redis, finished.job_id) == "finished"
     running.beat()
+
+
+# --- how long machines were busy
+
+
+def test_the_time_of_all_attempts_is_added_up_whichever_way_they_end(redis, leases, claim, submit, reap):
+    job_id = submit()
+    key = f"rq:job:{job_id}"
+
+    def claim_for(seconds):
+        lease = claim(job_id)
+        redis.hincrby(key, "h3_claimed_ms", -1000 * seconds)
+        return lease
+
+    def busy_s():
+        return round(int(redis.hget(key, "h3_busy_ms")) / 1000)
+
+    claim_for(100).hand_back("drained", "told to stop")
+    assert busy_s() == 100
+    reap(claim_for(200))  # its lease is set back to long ago
+    assert busy_s() == 100
+    lease = claim_for(3600)
+    redis.zadd("h3:leases", {job_id: int(redis.hget(key, "h3_claimed_ms")) + 60_000})  # a worker that died 59 min ago
+    leases.reap()
+    assert busy_s() == 160
+    claim_for(50).finish(FINISHED, RESULT)
+    assert busy_s() == 210
+    assert redis.hget(key, "h3_claimed_ms") is None
+    assert lease.attempt == 3
+
+
+def test_the_time_of_an_attempt_that_is_canceled_counts(redis, claim, submit):
+    job_id = submit()
+    lease = claim(job_id)
+    redis.hincrby(f"rq:job:{job_id}", "h3_claimed_ms", -30_000)
+    lease.cancel(Canceled(attempt=1))
+    assert round(int(redis.hget(f"rq:job:{job_id}", "h3_busy_ms")) / 1000) == 30
+
+
+def test_when_a_job_ended_is_known_until_it_is_retried(redis, leases, claim, use_up):
+    lease = claim()
+    use_up(lease)
+    assert redis.hget(f"rq:job:{lease.job_id}", "h3_ended_ms") is not None
+    leases.retry_dead(lease.job_id)
+    assert redis.hget(f"rq:job:{lease.job_id}", "h3_ended_ms") is None

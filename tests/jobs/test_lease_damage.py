@@ -158,7 +158,7 @@ def test_a_finished_job_that_a_reader_of_rq_took_for_abandoned_is_mended(redis, 
     assert leases.sweep(["default"]) == 1
     assert rq_job(redis, lease.job_id).get_status() == JobStatus.FINISHED
     assert rq_registry(FailedJobRegistry, redis).get_job_ids() == []
-    assert Client(redis).job(lease.job_id).status() == "finished"
+    assert Client(redis).job(lease.job_id).status().state == "finished"
 
 
 @pytest.mark.parametrize("speak", SPEAK.values(), ids=SPEAK)

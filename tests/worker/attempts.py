@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from jobs.client import Client
-from jobs.events import EventLog
 from jobs.file_store import FileStore
 from jobs.lease import Leases
 from jobs.result import Result
+from tests.jobs.leasing import read_log
 from tests.waiting import eventually
 from worker import items
 from worker.outputs import OutputLimits, Outputs
@@ -91,7 +91,7 @@ class Job:
 
     def told(self):
         """Since the attempts began."""
-        return [event for event in EventLog(self._redis).read(self.id) if event.kind not in ("queued", "started")]
+        return [event for event in read_log(self._redis, self.id) if event.kind not in ("queued", "started")]
 
     def kinds(self):
         return [event.kind for event in self.told()]

@@ -12,6 +12,7 @@ from jobs.lease import LEASES_KEY, MOST_CALL_BYTES, QUARANTINE_KEY, Leases
 from jobs.offers import Offer
 from jobs.queues import QueueName
 from jobs.request import Mode, Precision
+from tests.jobs.leasing import without_ids
 from tests.worker.calls import FIELDS, call, packed, push
 from worker.dequeue import WINDOW, Dequeue
 
@@ -230,8 +231,8 @@ def test_a_refused_job_that_has_a_record_fails_with_the_reason(dequeue, redis):
     push(redis, "high", "a", {"data": call("os.system"), "status": "queued"})
     assert dequeue.take() is None
     job = Client(redis).job("a")
-    assert job.status() == "failed"
-    assert job.news() == [Failed(attempt=0, reason=put_away(redis)["a"])]
+    assert job.status().state == "failed"
+    assert without_ids(job.news()) == [Failed(attempt=0, reason=put_away(redis)["a"])]
     assert redis.zrange("rq:failed:high", 0, -1) == [b"a"]
 
 
@@ -250,7 +251,7 @@ def test_a_job_that_runs_is_left_alone_though_somebody_queues_rubbish_under_its_
     assert queued(redis) == []
     assert put_away(redis) == {}
     lease.beat()
-    assert Client(redis).job(lease.job_id).status() == "started"
+    assert Client(redis).job(lease.job_id).status().state == "running"
 
 
 def test_an_id_that_is_queued_many_times_is_put_away_once_and_for_all(dequeue, submit, redis):

@@ -12,7 +12,7 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from jobs.client import ENDED, Client
+from jobs.client import Client
 from jobs.errors import RedisUnavailable
 from tools.chaos.work import Request
 
@@ -90,7 +90,7 @@ class Submitter:
         return self._redis.llen(QUEUE_KEY)
 
     def _has_ended(self, job_id: str) -> bool:
-        return self._client.job(job_id).status() in ENDED
+        return self._client.job(job_id).status().is_ended
 
     def _until(self, is_so: Callable[[], bool]) -> None:
         """Ask until it is so, or nobody cares any more. A Redis that is gone is asked again."""
