@@ -1,35 +1,35 @@
-"""Commands of a client: submit, watch, status, cancel, and the embedded Redis."""
+"""Commands of a client: submit, watch, status and cancel. Others take their options from here."""
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from jobs import embedded
 from jobs.client import Client, JobHandle
 from jobs.connection import connect
-from jobs.errors import JobFailed, JobsError, SettingsInvalid
-from jobs.pictures import Picture, read_picture
-from jobs.progress import describe, show
+from jobs.errors import JobFailed, JobNotFound, JobsError
+from jobs.events import Event
+from jobs.job_status import JobState
+from jobs.pictures import LocatedPicture, locate_picture
+from jobs.progress import describe, open_display
 from jobs.queues import QueueName
-from jobs.request import GenerateRequest, Mode, Precision
-from jobs.settings import ClientSettings
+from jobs.request import Attention, GenerateRequest, Mode, Precision
+from jobs.result import NamedStore, Result, read_result
+from jobs.settings import ClientSettings, read_settings
 from jobs.store import Store, open_store
+from jobs.submission import check_webhook
 
 app = typer.Typer()
-redis_app = typer.Typer(no_args_is_help=True, help="The embedded Redis of this user.")
-app.add_typer(redis_app, name="redis")
 
-Settings = TypeVar("Settings", bound=ClientSettings)
 Url = Annotated[str | None, typer.Option("--url", help="Redis URL (env: REDIS_URL; else the embedded one)")]
 StoreUrl = Annotated[
     str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix (env: H3_STORE_URL)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id, as `h3render submit` prints it.")]
 
 
 @contextmanager
@@ -42,24 +42,16 @@ def plain_errors() -> Iterator[None]:
         raise typer.Exit(1 if isinstance(exc, JobFailed) else 2) from exc
 
 
-def read_settings(kind: type[Settings], **flags: object) -> Settings:
-    """The environment's settings, overridden by the flags that were given. Raises SettingsInvalid."""
-    try:
-        given = {name: value for name, value in flags.items() if value is not None}
-        return kind(**given)  # type: ignore[arg-type]  # pydantic checks them
-    except ValidationError as exc:
-        lines = [f"{_variable(kind, e['loc'])} {e['input']!r}: {e['msg'].lower()}" for e in exc.errors()]
-        raise SettingsInvalid("\n".join(lines)) from exc
-
-
-def _variable(kind: type[ClientSettings], location: tuple[int | str, ...]) -> str:
-    """What a person calls a setting: its variable in the environment."""
-    name = str(location[0])
-    return name if name.isupper() else f"{kind.model_config['env_prefix']}{name}".upper()
-
-
 def client_settings(url: str | None, store: str | None) -> ClientSettings:
     return read_settings(ClientSettings, redis_url=url, store_url=store)
+
+
+def open_named_store(settings: ClientSettings) -> Store | None:
+    """The store that somebody has named, if anybody has: opened now, so that a wrong URL is told before all else."""
+    return open_store(settings.store_url) if settings.names_store else None
+
+
+# --- submit
 
 
 @app.command()
@@ -76,20 +68,26 @@ def submit(
     preview_every: Annotated[int | None, typer.Option(help="Steps between previews; 0 for none.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
     first_frame: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture that the video begins with.")
+        str | None,
+        typer.Option(
+            metavar="PICTURE", help="That the video begins with: a file, or an object of the store by key or URL."
+        ),
     ] = None,
-    last_frame: Annotated[Path | None, typer.Option(metavar="FILE", help="And one that it ends with.")] = None,
+    last_frame: Annotated[str | None, typer.Option(metavar="PICTURE", help="And one that it ends with.")] = None,
     mode: Annotated[Mode, typer.Option(help="How GPUs share the render; auto takes any worker.")] = Mode.AUTO,
     precision: Annotated[Precision, typer.Option(help="Of the weights; auto takes any worker.")] = Precision.AUTO,
+    attention: Annotated[Attention, typer.Option(help="What computes it; auto takes any worker.")] = Attention.AUTO,
     deadline: Annotated[float | None, typer.Option(help="Seconds from now, after which nobody wants it.")] = None,
     preempt: Annotated[
         bool, typer.Option("--preempt", help="In queue high: a batch job may be put back for it.")
     ] = False,
     key: Annotated[str | None, typer.Option(help="Submitting again with the same key gives the same job.")] = None,
     queue: Annotated[QueueName, typer.Option(help="Served in this order.")] = QueueName.DEFAULT,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Noted at the end, for who calls it.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
     url: Url = None,
     store: StoreUrl = None,
+    as_json: Json = False,
 ) -> None:
     """Queue a render and print its id."""
     fields = {
@@ -106,114 +104,158 @@ def submit(
         "checkpoint_every": checkpoint_every,
         "mode": mode,
         "precision": precision,
+        "attention": attention,
         "deadline_s": deadline,
         "preempt": preempt,
     }
     with plain_errors():
         settings = client_settings(url, store)
-        files = {"first_frame": first_frame, "last_frame": last_frame}
-        pictures = {name: read_picture(path) for name, path in files.items() if path is not None}
-        fields |= {name: picture.key for name, picture in pictures.items()}
+        named = open_named_store(settings) if watch else None
+        pictures = Pictures(settings)
+        fields |= {"first_frame": pictures.find_key(first_frame), "last_frame": pictures.find_key(last_frame)}
         request = GenerateRequest.parse({name: value for name, value in fields.items() if value is not None})
-        # Now, and not when it is needed: a wrong URL is told before anything is queued.
-        watched = open_store(settings.store_url) if watch else None
-        job = upload_then_queue(settings, pictures.values(), request, queue, key)
-        typer.echo(job.id)
-        if watched is not None:
-            follow(job, watched)
-        else:
-            typer.echo(describe(job.news()[0]), err=True)  # what sizes snapped to, which seed was drawn
+        if webhook is not None:
+            check_webhook(webhook)
+        client = Client(connect(settings))
+        pictures.upload()
+        job = client.submit(request, queue=queue, idempotency_key=key, webhook=webhook)
+        tell_submitted(job, as_json=as_json, and_more=watch)
+        if watch:
+            follow(job, named, as_json=as_json)
 
 
-def upload_then_queue(
-    settings: ClientSettings, pictures: Collection[Picture], request: GenerateRequest, queue: QueueName, key: str | None
-) -> JobHandle:
-    """Nothing is uploaded for a Redis that does not answer, nor queued with a picture that the store does not take."""
-    store = open_store(settings.store_url) if pictures else None
-    client = Client(connect(settings))
-    if store is not None:
-        for picture in pictures:
-            picture.put(store)
-    return client.submit(request, queue=queue, idempotency_key=key)
+class Pictures:
+    """Those that a request names. The store is opened for the first of them."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._store: Store | None = None
+        self._found: list[LocatedPicture] = []
+
+    def find_key(self, text: str | None) -> str | None:
+        """What a request calls the picture that a person means. Raises PictureInvalid and StoreUnavailable."""
+        if text is None:
+            return None
+        self._store = self._store or open_store(self._settings.store_url)
+        self._found.append(locate_picture(text, Path(), self._store))
+        return self._found[-1].key
+
+    def upload(self) -> None:
+        """Nothing is queued with a picture that the store does not take. Raises StoreUnavailable."""
+        for picture in self._found:
+            if self._store is not None:
+                picture.put(self._store)
+
+
+def tell_submitted(job: JobHandle, *, as_json: bool, and_more: bool) -> None:
+    """The id; and what sizes snapped to and which seed was drawn, unless that comes with what follows."""
+    if as_json:
+        typer.echo(json.dumps({"id": job.id, "request": job.request().model_dump(mode="json")}))
+        return
+    typer.echo(job.id)
+    if not and_more:
+        typer.echo(describe(job.news()[0]), err=True)
+
+
+# --- watch
 
 
 @app.command()
-def watch(job_id: str, url: Url = None, store: StoreUrl = None) -> None:
+def watch(
+    job_id: JobId,
+    since: Annotated[str | None, typer.Option(metavar="EVENT_ID", help="Only what was told after that event.")] = None,
+    url: Url = None,
+    store: StoreUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
+) -> None:
     """Follow a job to its end, from its first event."""
     with plain_errors():
         settings = client_settings(url, store)
-        follow(Client(connect(settings)).job(job_id), open_store(settings.store_url))
+        named = open_named_store(settings)
+        follow(Client(connect(settings)).job(job_id), named, since=since, as_json=as_json)
 
 
-def follow(job: JobHandle, store: Store, while_waiting: Callable[[], None] | None = None) -> None:
+def follow(
+    job: JobHandle,
+    store: Store | None,
+    while_waiting: Callable[[], None] | None = None,
+    *,
+    since: str | None = None,
+    as_json: bool = False,
+) -> None:
     """Show progress; at the end print where video, report and playlist are. Raises JobFailed.
 
-    while_waiting  called about once a second while nothing is new; else what the job waits for is told
+    store          that the worker writes to; else the one that the job's last event names
+    while_waiting  called about once a second while nothing is new; else what the job waits for is shown
     """
-    job.conclude(show(job.events(while_waiting=while_waiting or _teller(job))))
-    result = job.result(store)
-    for name, key in (("video", result.video_key), ("report", result.report_key), ("playlist", result.playlist_key)):
-        if key is not None:
-            typer.echo(f"{name:<9} {store.url(key)}")
+    if as_json:
+        last = _print_events(job, since)
+    else:
+        with open_display() as display:
+            wait = while_waiting or (lambda: display.note(job.status()))
+            last = display.tell_all(job.events(since=since, while_waiting=wait))
+    finished = job.conclude(last or _find_last(job))
+    opened = NamedStore(store).find(finished.store_url, job.id)
+    _print_result(read_result(opened, job.id), opened, as_json=as_json)
 
 
-def _teller(job: JobHandle) -> Callable[[], None]:
-    """Tells what the job waits for, whenever that is something else."""
-    told = ""
+def _print_events(job: JobHandle, since: str | None) -> Event | None:
+    last: Event | None = None
+    for last in job.events(since=since):
+        typer.echo(json.dumps(event_to_dict(last)))
+    return last
 
-    def tell() -> None:
-        nonlocal told
-        if (waiting := job.waiting_for()) != told:
-            told = waiting
-            if waiting:
-                typer.echo(waiting, err=True)
 
-    return tell
+def event_to_dict(event: Event) -> dict[str, object]:
+    """For JSON, with the id to go on from."""
+    return {"id": event.id, "at": event.at and event.at.isoformat(), **event.model_dump(mode="json")}
+
+
+def _find_last(job: JobHandle) -> Event | None:
+    """For who has heard nothing, because all of it was told before."""
+    return next(reversed(job.news()), None)
+
+
+def _print_result(result: Result, store: Store, *, as_json: bool) -> None:
+    keys = {"video": result.video_key, "report": result.report_key, "playlist": result.playlist_key}
+    places = {name: store.url(key) for name, key in keys.items() if key is not None}
+    if as_json:
+        typer.echo(json.dumps({"result": result.model_dump(mode="json"), **places}))
+        return
+    for name, place in places.items():
+        typer.echo(f"{name:<9} {place}")
+
+
+# --- status and cancel
 
 
 @app.command()
-def status(job_id: str, url: Url = None, as_json: Json = False) -> None:
+def status(job_id: JobId, url: Url = None, as_json: Json = False) -> None:
     """Where a job stands, and what was last told about it."""
     with plain_errors():
         job = Client(connect(client_settings(url, None))).job(job_id)
-        state, news, waiting_for = job.status(), job.news(), job.waiting_for()
+        where, news = job.status(), job.news()
+        if where.state is JobState.UNKNOWN:
+            raise JobNotFound(f"job {job_id}: {where.reason}")
     if as_json:
-        told = [event.model_dump() for event in news]
-        typer.echo(json.dumps({"id": job.id, "status": state, "waiting_for": waiting_for, "events": told}))
+        typer.echo(json.dumps({**where.model_dump(mode="json"), "events": [event_to_dict(event) for event in news]}))
     else:
-        typer.echo(f"{job.id} {state}{waiting_for and f', {waiting_for}'}")
+        typer.echo(f"{job.id} {where.describe()}")
         for event in news[-1:]:
             typer.echo(describe(event))
 
 
 @app.command()
 def cancel(
-    job_id: str,
+    job_id: JobId,
     attempt: Annotated[int | None, typer.Option(min=1, help="Only if this one is the one that runs.")] = None,
     url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """End a job that is no longer wanted: at once if it waits, else between two steps. What it published stays."""
     with plain_errors():
         has_ended = Client(connect(client_settings(url, None))).job(job_id).cancel(attempt=attempt)
-    typer.echo(f"{job_id} {'canceled' if has_ended else 'is being stopped'}")
-
-
-@redis_app.command("status")
-def redis_status() -> None:
-    """Whether it runs, and where."""
-    with plain_errors():
-        server = embedded.find_running(**_place())
-    typer.echo(f"{server.version}, pid {server.pid}, unix://{server.socket}" if server else "not running")
-
-
-@redis_app.command("stop")
-def redis_stop() -> None:
-    """End it; queued jobs stay on disk and are there at the next start."""
-    with plain_errors():
-        stopped = embedded.stop(**_place())
-    typer.echo("stopped" if stopped else "not running")
-
-
-def _place() -> dict[str, Path | None]:
-    settings = client_settings(None, None)
-    return {"state_folder": settings.state_dir, "runtime_folder": settings.runtime_dir}
+    if as_json:
+        typer.echo(json.dumps({"id": job_id, "outcome": "canceled" if has_ended else "stopping"}))
+    else:
+        typer.echo(f"{job_id} {'canceled' if has_ended else 'is being stopped'}")

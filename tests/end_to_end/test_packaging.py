@@ -24,7 +24,8 @@ def test_submit_and_status_need_no_gpu_stack(redis_url, file_store_url):
     assert submitted.returncode == 0, submitted.stderr
     job_id = submitted.stdout.strip()
     assert "1344x768, 124 frames, 50 steps, seed " in submitted.stderr  # the reply says to what it snapped
-    assert run_without_heavy("status", job_id, "--url", redis_url).stdout.startswith(f"{job_id} queued")
+    assert run_without_heavy("status", job_id, "--url", redis_url).stdout.startswith(f"{job_id} waiting")
+    assert job_id in run_without_heavy("list", "--url", redis_url).stdout
 
 
 @pytest.mark.parametrize(
