@@ -10,7 +10,7 @@ TESTS ?=
 REPORT ?=
 SEED ?= 1
 
-.PHONY: demo test check format bench bench-controller bench-queue chaos clean install
+.PHONY: demo test check format bench bench-controller bench-queue chaos overnight clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -53,6 +53,11 @@ bench-queue: $(INSTALLED)
 # moments: nothing may be lost, doubled or wrong. SEED=N draws other moments, REPORT=FILE.json keeps the outcome.
 chaos: $(INSTALLED)
 	@$(BIN)/python tools/chaos --seed $(SEED) $(REPORT)
+
+# A batch of 300 rows overnight, in a minute or two: two workers, one killed twice, wrong rows, jobs that die; then every
+# number of the morning's report is recomputed from the raw records. REPORT=FILE.json keeps the outcome.
+overnight: $(INSTALLED)
+	@$(BIN)/python tools/overnight $(REPORT)
 
 install: $(INSTALLED)
 

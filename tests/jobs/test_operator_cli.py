@@ -72,11 +72,12 @@ def test_a_worker_and_a_queue_are_paused_and_resumed(redis, run):
     assert not is_queue_paused(redis, "batch")
 
 
-def test_a_job_is_canceled_once(redis, run):
+def test_a_job_is_canceled_once_and_its_end_is_not_another(redis, run):
     job = Client(redis).submit({"prompt": "a red kite"})
     assert run("cancel", job.id) == f"{job.id} canceled\n"
     assert Job.fetch(job.id, connection=redis, serializer=JSONSerializer).is_canceled
-    assert f"job {job.id} has ended: canceled" in run("cancel", job.id, code=2)
+    assert run("cancel", job.id) == f"{job.id} canceled\n"  # whoever asks again is told the same
+    assert f"job {job.id} has ended: canceled" in run("cancel", job.id, "--attempt", "1", code=2)
     assert "no job nonesuch" in run("cancel", "nonesuch", code=2)
     running = Client(redis).submit({"prompt": "a red kite"})
     assert "is not running: none runs" in run("cancel", running.id, "--attempt", "1", code=2)
