@@ -8,8 +8,13 @@ import sys
 import typer
 
 import h3.cli
+import jobs.batch.cli
 import jobs.cli
+import jobs.embedded_cli
+import jobs.list_cli
 import jobs.operator_cli
+import jobs.result_cli
+import jobs.schema_cli
 import worker.cli
 
 EXTRAS = {
@@ -24,17 +29,27 @@ EXTRAS = {
     "doctor": "worker",
 }  # else: embedded
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A render farm for MiniMax H3."
+PARTS = (
+    worker.cli,
+    jobs.cli,
+    jobs.list_cli,
+    jobs.result_cli,
+    jobs.batch.cli,
+    jobs.operator_cli,
+    jobs.embedded_cli,
+    jobs.schema_cli,
+    h3.cli,
 )
-for package in (worker.cli, jobs.cli, jobs.operator_cli, h3.cli):
-    app.add_typer(package.app)
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="A render farm for MiniMax H3.")
+for part in PARTS:
+    app.add_typer(part.app)
 
 
 def main() -> None:
     """Run the command; a missing package is an answer, not a traceback."""
     try:
-        app()
+        app(prog_name="h3render")  # as which a shell completes it, however it was started
     except ModuleNotFoundError as exc:
         command = sys.argv[1] if len(sys.argv) > 1 else ""
         extra = EXTRAS.get(command, "embedded")

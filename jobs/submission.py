@@ -20,7 +20,7 @@ from jobs.operation import Operation
 from jobs.queues import JOB_FUNCTION, NO_TIMEOUT, RECORD_TTL_S, QueueName
 from jobs.request import GenerateRequest
 
-KEY_KEY = "h3:key:{digest}"  # of an idempotency key: job id, digest of the request
+_KEY_KEY = "h3:key:{digest}"
 AT_ONCE = 100  # submits on one way: an event loop stands still while they are written
 LONGEST_WEBHOOK = 2000
 _QUEUE = re.compile(r"[A-Za-z0-9._-]{1,100}", re.ASCII)
@@ -125,13 +125,18 @@ def _write(submission: Submission) -> Iterator[Argument]:
     )
     key = submission.idempotency_key
     yield from ("submit", job.id, submission.queue)
-    yield "" if key is None else KEY_KEY.format(digest=_sha256(key))
+    yield "" if key is None else redis_key_of(key)
     yield digest_of(submission)
     yield Queued(queue=submission.queue, request=resolved).model_dump_json()
     for pair in job.to_dict().items():
         yield from pair
     if submission.webhook is not None:
         yield from ("h3_webhook", submission.webhook)
+
+
+def redis_key_of(idempotency_key: str) -> str:
+    """Where the job that a key has given is noted: fields `job` and `digest`."""
+    return _KEY_KEY.format(digest=_sha256(idempotency_key))
 
 
 def digest_of(submission: Submission) -> str:

@@ -1,0 +1,1 @@
+"""Many renders under one name: queued, watched, and told of in the morning."""

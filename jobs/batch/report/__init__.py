@@ -1,0 +1,1 @@
+"""The report on a batch: figures, a page and a table."""
