@@ -9,6 +9,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SHORT = ("--enqueue-jobs", "200", "--empty-jobs", "3", "--render-s", "1", "--idle-s", "1")
+FEW = ("--follow-s", "0.5", "--records", "5", "--many-jobs", "300")
+WITH_WORKER = {"enqueue", "busy-calls", "idle-calls"}
+CLIENTS = {"followers", "record-memory", "submit-many", "batch-file", "status", "status-queued", "status-running"}
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,12 +23,12 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_report_says_what_the_farm_costs_with_each_store_and_whether_that_met_the_goals(
     need_redis, s3_store_url, tmp_path
 ):
-    done = bench(*SHORT, "--store", s3_store_url, str(tmp_path / "report.json"))
+    done = bench(*SHORT, *FEW, "--store", s3_store_url, str(tmp_path / "report.json"))
     report = json.loads((tmp_path / "report.json").read_text())
     rows = report["rows"]
     assert {"date", "devices", "torch", "python", "command", "redis"} <= report.keys()
     with_stores = {f"{row}-{store}" for row in ("empty-job", "render", "render-burst") for store in ("file", "s3")}
-    assert set(rows) == with_stores | {"enqueue", "busy-calls", "idle-calls"}
+    assert set(rows) == with_stores | WITH_WORKER | CLIENTS
     assert not [row["error"] for row in rows.values() if "error" in row]
     assert all(all(row["claims"].values()) for row in rows.values())
     assert done.returncode == (0 if all(row["met"] for row in rows.values()) else 1)
@@ -41,6 +44,15 @@ def test_the_report_says_what_the_farm_costs_with_each_store_and_whether_that_me
     assert rows["busy-calls"]["details"]["calls_per_s"]["xadd"] > 0
     assert rows["idle-calls"]["goal"] == ""
     assert "submits of one client" in done.stdout
+
+    followers = rows["followers"]
+    assert followers["goal"] == "p95 <= 100 ms"
+    assert followers["met"] == (followers["measured"]["p95"] <= 100)
+    assert followers["measured"]["n"] == followers["details"]["followers"] * 5
+    assert followers["measured"]["p95"] <= followers["details"]["max_ms"] + 0.01
+    assert rows["record-memory"]["details"]["events_a_job"] == 98
+    assert rows["batch-file"]["details"]["submitted_again_s"] > 0
+    assert rows["status"]["measured"]["n"] == 200
 
 
 def test_a_row_that_is_not_there_is_named(tmp_path):

@@ -1,1 +1,1 @@
-"""Measures what the farm adds to a render (queue, lease, events, uploads): `python tools/bench_queue --help`."""
+"""Measures what the farm adds to a render, and how fast it answers its clients: `python tools/bench_queue --help`."""

@@ -1,4 +1,6 @@
-"""Measures what queue, lease, events and uploads add to a render on this machine, and says which goals are met.
+"""Measures what queue, lease, events and uploads add to a render, and how fast clients are served, on this machine.
+
+Says which goals are met.
 
 python tools/bench_queue --store s3://bucket/bench benchmarks/reports/queue-2cores.json
 """
@@ -35,10 +37,13 @@ def main(
     empty_jobs: Annotated[int, typer.Option(min=2)] = 50,
     render_s: Annotated[float, typer.Option(min=1.0, help="How long the render takes by itself.")] = 20.0,
     idle_s: Annotated[float, typer.Option(min=1.0, help="How long a waiting worker is watched.")] = 30.0,
+    follow_s: Annotated[float, typer.Option(min=0.1, help="How long the followers of a job are told of it.")] = 5.0,
+    records: Annotated[int, typer.Option(min=1, help="Finished jobs whose memory is measured.")] = 200,
+    many_jobs: Annotated[int, typer.Option(min=2, help="That are submitted at once.")] = 10_000,
 ) -> None:
-    """Measure the farm's overhead on this machine, with a Redis of its own. Exit code 1 if a goal is missed."""
+    """Measure the farm's overhead and answers here, with a Redis of its own. Exit code 1 if a goal is missed."""
     chosen = choose_rows(only or [])
-    amount = Amount(enqueue_jobs, empty_jobs, render_s, idle_s)
+    amount = Amount(enqueue_jobs, empty_jobs, render_s, idle_s, follow_s, records, many_jobs)
     with tempfile.TemporaryDirectory(prefix="h3-bench-") as name, private_redis() as redis_url:
         folder = Path(name)
         verdicts = measure_all(chosen, Farm(redis_url, (folder / "store").as_uri(), folder), amount)

@@ -60,7 +60,7 @@ class Farm:
         self.store_url = store_url
         self.store: Store = open_store(store_url)
         self.redis = Redis.from_url(redis_url)
-        self.client = Client(self.redis)
+        self.client = Client(self.redis, self.store)
         self._redis_url, self._log = redis_url, folder / "worker.log"
         self._has_worker = False
         self._stack = ExitStack()

@@ -22,3 +22,6 @@ class Amount:
     empty_jobs: int
     render_s: float
     idle_s: float
+    follow_s: float
+    records: int
+    many_jobs: int

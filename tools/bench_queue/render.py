@@ -78,7 +78,7 @@ def _render(farm: Farm, render_s: float, decode_share: float) -> Render:
     job = farm.client.submit(make_request(script, PREVIEW_EVERY, CHECKPOINT_EVERY))
     job.wait(timeout_s=JOB_LIMIT_S + render_s)
     traffic = meter.read()
-    report = json.loads(farm.store.get(job.result(farm.store).report_key))
+    report = json.loads(farm.store.get(job.result().report_key))
     told = _read_log(farm, job)
     at = dict(told)  # of the last of each kind
     return Render(
