@@ -12,8 +12,8 @@ from jobs.client import Client, JobHandle
 from jobs.connection import connect
 from jobs.errors import JobFailed, JobNotFound, JobsError
 from jobs.events import Event
+from jobs.found_pictures import FoundPictures
 from jobs.job_status import JobState
-from jobs.pictures import LocatedPicture, locate_picture
 from jobs.progress import describe, open_display
 from jobs.queues import QueueName
 from jobs.request import Attention, GenerateRequest, Mode, Precision
@@ -111,40 +111,18 @@ def submit(
     with plain_errors():
         settings = client_settings(url, store)
         named = open_named_store(settings) if watch else None
-        pictures = Pictures(settings)
-        fields |= {"first_frame": pictures.find_key(first_frame), "last_frame": pictures.find_key(last_frame)}
+        pictures = FoundPictures(settings)
+        named_pictures = {"first_frame": first_frame, "last_frame": last_frame}
+        fields |= {name: pictures.find_key(text, Path()) for name, text in named_pictures.items() if text is not None}
         request = GenerateRequest.parse({name: value for name, value in fields.items() if value is not None})
         if webhook is not None:
             check_webhook(webhook)
         client = Client(connect(settings))
-        pictures.upload()
+        pictures.upload([request.first_frame, request.last_frame])
         job = client.submit(request, queue=queue, idempotency_key=key, webhook=webhook)
         tell_submitted(job, as_json=as_json, and_more=watch)
         if watch:
             follow(job, named, as_json=as_json)
-
-
-class Pictures:
-    """Those that a request names. The store is opened for the first of them."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
-        self._store: Store | None = None
-        self._found: list[LocatedPicture] = []
-
-    def find_key(self, text: str | None) -> str | None:
-        """What a request calls the picture that a person means. Raises PictureInvalid and StoreUnavailable."""
-        if text is None:
-            return None
-        self._store = self._store or open_store(self._settings.store_url)
-        self._found.append(locate_picture(text, Path(), self._store))
-        return self._found[-1].key
-
-    def upload(self) -> None:
-        """Nothing is queued with a picture that the store does not take. Raises StoreUnavailable."""
-        for picture in self._found:
-            if self._store is not None:
-                picture.put(self._store)
 
 
 def tell_submitted(job: JobHandle, *, as_json: bool, and_more: bool) -> None:

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from jobs.batch.pictures import Pictures
-from jobs.batch.record import Batch, Plan, QueuedRow, explain_conflicts
+from jobs.batch.record import Batch, Plan, PlannedRow, QueuedRow, explain_conflicts
 from jobs.cli import Json, StoreUrl, Url, client_settings, plain_errors
 from jobs.client import Client
 from jobs.connection import connect
-from jobs.errors import KeyConflict, RedisUnavailable, SettingsInvalid
+from jobs.errors import KeyConflict, PictureInvalid, RedisUnavailable, SettingsInvalid
+from jobs.found_pictures import FoundPictures
 from jobs.in_words import say_count
 from jobs.queues import QueueName
 from jobs.request import Mode, Precision
@@ -22,6 +22,7 @@ from jobs.shots.file import read_shots
 from jobs.submission import Outcome
 
 EXIT_INTERRUPTED = 130  # as a shell says it
+PICTURE_FIELDS = ("first_frame", "last_frame")
 
 
 def submit_batch(
@@ -59,9 +60,9 @@ def submit_batch(
     }
     with plain_errors():
         settings = client_settings(url, store)
-        pictures = Pictures(settings)
+        pictures = FoundPictures(settings)
         named = {field: value for field, value in fields.items() if value is not None}
-        defaults = pictures.replace_paths(add_pairs(named, more or []))
+        defaults = replace_paths(add_pairs(named, more or []), pictures)
         shots = read_shots(
             file, defaults=defaults, queue=queue, find_key=lambda text: pictures.find_key(text, file.parent)
         )
@@ -70,9 +71,28 @@ def submit_batch(
         plan = batch.plan(shots, may_add=add)
         done: list[QueuedRow] = []
         with telling_break_off(done, len(plan.rows)):
-            pictures.upload(plan.rows)
+            pictures.upload(find_needed(plan.rows))
             done.extend(batch.queue(plan, client))
         tell_submitted(name, plan, done, as_json=as_json)
+
+
+def replace_paths(defaults: Mapping[str, object], pictures: FoundPictures) -> dict[str, object]:
+    """With keys in place of pictures, whose paths begin where the command was given. Raises PictureInvalid."""
+    keys = dict(defaults)
+    for field in PICTURE_FIELDS:
+        if isinstance(text := defaults.get(field), str):
+            try:
+                keys[field] = pictures.find_key(text, Path())
+            except PictureInvalid as exc:
+                raise PictureInvalid(f"every shot, field {field}: {exc}") from exc
+    return keys
+
+
+def find_needed(rows: Sequence[PlannedRow]) -> Iterator[str | None]:
+    """Keys of the pictures of rows that are not queued yet."""
+    for row in rows:
+        if not row.known_job:
+            yield from (row.shot.request.first_frame, row.shot.request.last_frame)
 
 
 @contextmanager
