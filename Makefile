@@ -20,7 +20,7 @@ demo: $(INSTALLED)
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED)
 ifeq ($(strip $(TESTS)),)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
 	@$(BIN)/pytest tests/worker/mgpu tests/tools/test_bench_controller.py
 else
 	@$(BIN)/pytest $(TESTS)

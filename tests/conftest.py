@@ -14,6 +14,9 @@ from tests.faulty_s3 import FaultyS3, running_faulty_s3
 from tests.servers import RedisServer, S3Server, find_openssl, find_weed, running_redis, running_s3, short_folder
 from worker.collector import uncollected_imports
 
+TESTS = Path(__file__).parent
+LONG = ("tools", "cases", "end_to_end", "worker", "docs")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="long suites at their full length")
@@ -24,6 +27,11 @@ def pytest_collection() -> Generator[None, object, object]:
     """What the tests import is not looked through while it is loaded, nor later: 0.1 s each time, an eighth of all."""
     with uncollected_imports():
         return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for processes goes first: files with few and long tests would end a parallel run one by one."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in LONG)
 
 
 @pytest.fixture(scope="session")

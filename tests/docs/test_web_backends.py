@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -247,5 +248,6 @@ def test_each_state_is_told():
 
 def test_the_options_of_the_page_are_uvicorns():
     assert SERVE == ["--timeout-graceful-shutdown", "5"]
-    shown = subprocess.run(["uvicorn", "--help"], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "uvicorn", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert SERVE[0] in shown

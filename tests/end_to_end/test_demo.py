@@ -5,6 +5,7 @@ import pytest
 from redis import Redis
 
 from jobs import embedded
+from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run
 from tests.end_to_end.video import read
 from worker.demo import TINY_NAME
@@ -56,8 +57,8 @@ def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, checkpoi
     assert "audio_vae" in done.stderr
 
 
-def test_the_doctor_examines_this_machine(user):
-    done = run("doctor", **user)
+def test_the_doctor_examines_this_machine(user, checkpoint):
+    done = run(*typed(0, checkpoint), **user)
     lines = done.stdout.splitlines()
     verdicts = {line[6:23].strip(): line[:5].strip() for line in lines if line[:5].strip()}
     assert list(verdicts) == [
@@ -85,7 +86,6 @@ def test_the_doctor_names_what_fails_and_the_remedy(user):
 
 
 def test_the_doctor_tells_where_a_models_parts_stay_on_a_rank_in_a_mode(user, checkpoint):
-    flags = ("--checkpoint", str(checkpoint), "--ranks", "2", "--mode", "tensor")
-    told = run("doctor", *flags, H3_BACKEND="gloo", **user).stdout
+    told = run(*typed(1, checkpoint), "--mode", "tensor", H3_BACKEND="gloo", **user).stdout
     assert "can be served by 2 ranks in mode tensor" in told
     assert "blocks: 6.5 MiB" in told  # of 12

@@ -1,5 +1,6 @@
 """What a worker does besides the plain render. One serves all tests but the last."""
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from jobs import events
 from jobs.client import Client
 from jobs.queues import QueueName, open_queue
 from jobs.store import open_store
+from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run, start_process
 from tests.end_to_end.runners import FOLDER, NONSENSE, STREAM
 from tests.servers import free_ports, running_redis
@@ -92,18 +94,22 @@ def test_a_result_whose_worker_died_before_it_could_say_so_is_the_jobs_result(la
     assert job.status().state == "finished"
 
 
-def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, start_worker, tmp_path):
-    [port] = free_ports(1)
+def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, checkpoint, start_worker, tmp_path):
+    port, metrics_port = free_ports(2)
     with Redis.from_url(redis_server.url) as redis:
         redis.config_set("port", port)
     url = f"redis://127.0.0.1:{port}/0"
-    start_worker("--url", url, "--store", s3_store_url)
+    worker = typed(2, checkpoint, metrics_port)
+    assert worker[:3] == ["worker", "--checkpoint", str(checkpoint)]  # as `start_worker` begins it
+    start_worker(*worker[3:], "--url", url, "--store", s3_store_url)
     size = ("--width", "64", "--height", "64", "--frames", "22", "--steps", "2", "--seed", "1")
     submitted = run("submit", "a red kite", *size, "--watch", "--url", url, "--store", s3_store_url, timeout_s=100)
     assert submitted.returncode == 0, submitted.stderr
     job_id = submitted.stdout.splitlines()[0]
     assert f"{s3_store_url}/{job_id}/attempts/1/video.mp4" in submitted.stdout
     assert "denoise: 2/2" in submitted.stderr
+    seen = run(*typed(3, checkpoint), "--url", url, COLUMNS="200").stdout
+    assert re.search(r" (starting|busy|ready) ", seen), seen  # as of its last beat
     store = open_store(s3_store_url)
     job = Client.open(url).job(job_id)  # the last event names the store
     assert job.fetch(tmp_path).stat().st_size > 0
