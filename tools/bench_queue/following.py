@@ -1,6 +1,7 @@
 """The row about many who follow one job: how late each of them has what its worker tells."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -39,9 +40,9 @@ class Story:
 
 
 def measure_followers(_: Farm, amount: Amount) -> Measured:
-    """25 threads of one Client in one process, 25 tasks of one AsyncClient in another."""
-    with private_redis() as url, Redis.from_url(url) as redis, ExitStack() as stack:
-        lease = _claim_one(redis)
+    """25 threads of one Client in one process, 25 tasks of one AsyncClient in another, over loopback."""
+    with private_redis() as socket_url, Redis.from_url(socket_url) as redis, ExitStack() as stack:
+        lease, url = _claim_one(redis), _listen_on_loopback(redis)
         processes = {kind: stack.enter_context(_followers(kind, url, lease.job_id)) for kind in KINDS}
         for process in processes.values():
             if process.stdout.readline() != "ready\n":
@@ -50,6 +51,16 @@ def measure_followers(_: Farm, amount: Amount) -> Measured:
         story = _tell(redis, lease, amount.follow_s)
         got = {kind: json.loads(process.communicate(timeout=END_LIMIT_S)[0]) for kind, process in processes.items()}
     return _judge(story, got)
+
+
+def _listen_on_loopback(redis: Redis) -> str:
+    """The server's URL as followers of a farm have one: over TCP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    redis.config_set("bind", "127.0.0.1")
+    redis.config_set("port", port)
+    return f"redis://127.0.0.1:{port}/0"
 
 
 def _claim_one(redis: Redis) -> Lease:
