@@ -234,6 +234,17 @@ def read_events(job_id: str, since: str = FIRST) -> Call:
     return lambda redis: redis.xrange(key, after)
 
 
+def read_first(job_id: str) -> Call:
+    """The first event, which tells what is rendered: `parse_queued` reads the answer."""
+    key = EVENTS_KEY.format(job_id=job_id)
+    return lambda redis: redis.xrange(key, count=1)
+
+
+def parse_queued(first: list[Entry]) -> Queued | None:
+    """How a job was queued; None if that is no longer there, or cannot be read."""
+    return next((event for event in parse_entries(first) if isinstance(event, Queued)), None)
+
+
 def read_latest(job_id: str, most: int) -> Call:
     """The latest events, the last one first."""
     key = EVENTS_KEY.format(job_id=job_id)

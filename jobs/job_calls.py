@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from jobs.errors import CancelRefused, EventsGone, JobFailed, JobNotFinished, JobNotFound
 from jobs.events import (
-    EVENTS_KEY,
     FIRST,
     Canceled,
     Dead,
@@ -15,6 +14,7 @@ from jobs.events import (
     Unknown,
     parse_entries,
     read_events,
+    read_first,
     read_latest,
 )
 from jobs.job_status import JOB_KEY, JobState, JobStatus, judge_unknown, read_record, read_status, read_text
@@ -52,7 +52,7 @@ def read_kept(job_id: str) -> Operation[KeptPieces]:
 
 def read_request(job_id: str) -> Operation[ResolvedRequest]:
     """What is rendered. Raises JobNotFound if it can no longer be read."""
-    first = parse_entries((yield lambda redis: redis.xrange(EVENTS_KEY.format(job_id=job_id), count=1)))
+    first = parse_entries((yield read_first(job_id)))
     match first:
         case [Queued(request=request)]:  # submit begins each log with it
             return request
@@ -82,11 +82,11 @@ def cancel_job(job_id: str, attempt: int | None) -> Operation[bool]:
 
 def find_store_url(job_id: str) -> Operation[str]:
     """Where the result of a finished job is. Raises JobFailed if it ended without one, JobNotFinished, JobNotFound."""
-    status = yield from read_status(job_id)
+    record = yield from read_record(job_id)
     last = parse_entries((yield read_latest(job_id, 1)))
-    if status.state is JobState.FINISHED:
+    if record.state is JobState.FINISHED:
         return last[0].store_url if last and isinstance(last[0], Finished) else ""
-    raise explain_missing(status, last)
+    raise explain_missing((yield from read_status(job_id)), last)
 
 
 def explain_missing(status: JobStatus, last: Sequence[Event]) -> JobFailed | JobNotFinished | JobNotFound:

@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 
 from jobs import events
-from jobs.events import Event, parse_entries, read_latest
+from jobs.events import Event, parse_entries, parse_queued, read_first, read_latest
 from jobs.lease import LEASES_KEY, PAUSED_KEY
 from jobs.operation import Operation, pipeline
-from jobs.workers import WORKERS_KEY, WorkerRecord, explain_waiting, parse_workers
+from jobs.workers import WORKERS_KEY, WorkerRecord, explain_waiting, parse_time, parse_workers
 
 JOB_KEY = "rq:job:{job_id}"
 QUEUE_KEY = "rq:queue:{queue}"
@@ -141,16 +141,16 @@ def read_record(job_id: str) -> Operation[JobFacts]:
         lambda redis: redis.zscore(LEASES_KEY, job_id),
         lambda redis: redis.time(),
     )
-    told, lease_until_ms, (seconds, microseconds) = answers
+    told, lease_until_ms, time = answers
     outcome, status, lease, queue, attempts, worker = (read_text(value) for value in told)
     return JobFacts(
         state=parse_state(outcome, status, lease),
         redis_state=outcome or status,
         queue=queue,
-        attempt=read_number(attempts),
+        attempt=read_number(attempts) or 0,
         worker=worker,
         lease_until_ms=lease_until_ms,
-        now_s=seconds + microseconds / 1e6,
+        now_s=parse_time(time),
     )
 
 
@@ -178,7 +178,7 @@ def _look_at_queued(job_id: str, record: JobFacts) -> Operation[JobStatus]:
     # Any of these keys may be somebody else's: the rest is told all the same.
     answers = yield pipeline(
         lambda redis: redis.lpos(QUEUE_KEY.format(queue=record.queue), job_id),
-        lambda redis: redis.xrange(events.EVENTS_KEY.format(job_id=job_id), count=1),
+        read_first(job_id),
         lambda redis: redis.sismember(PAUSED_KEY, record.queue),
         lambda redis: redis.hgetall(WORKERS_KEY),
         tolerant=True,
@@ -186,9 +186,8 @@ def _look_at_queued(job_id: str, record: JobFacts) -> Operation[JobStatus]:
     index, first, paused, workers = (None if isinstance(answer, RedisError) else answer for answer in answers)
     if index is None and (yield from read_record(job_id)).state is not JobState.QUEUED:
         return (yield from read_status(job_id))  # it was taken, or has ended, since
-    told = next((event for event in parse_entries(first or []) if isinstance(event, events.Queued)), None)
     alive = parse_workers(workers or {}, record.now_s)
-    status = judge_queued(job_id, record, index, told, is_paused=bool(paused), workers=alive)
+    status = judge_queued(job_id, record, index, parse_queued(first or []), is_paused=bool(paused), workers=alive)
     return status if index is not None else status.model_copy(update={"reason": _IN_NO_QUEUE})
 
 
@@ -305,6 +304,6 @@ def read_text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def read_number(text: str) -> int:
-    """Likewise; 0 for what is no number that we would write."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else 0
+def read_number(text: str) -> int | None:
+    """Likewise; None for what is no number that we would write."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None

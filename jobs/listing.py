@@ -12,7 +12,7 @@ from heapq import nlargest
 from itertools import chain, count, islice
 from typing import Any
 
-from jobs.events import EVENTS_KEY, Entry, Event, Queued, parse_entries, read_latest
+from jobs.events import Event, Queued, parse_entries, parse_queued, read_first, read_latest
 from jobs.job_status import (
     JOB_KEY,
     LATEST_EVENTS,
@@ -29,7 +29,7 @@ from jobs.job_status import (
 )
 from jobs.lease import DEAD_KEY, LEASES_KEY, PAUSED_KEY
 from jobs.operation import Call, Operation, pipeline
-from jobs.workers import WORKERS_KEY, WorkerRecord, parse_workers
+from jobs.workers import WORKERS_KEY, WorkerRecord, parse_time, parse_workers
 
 QUEUES_KEY = "rq:queues"
 MOST_LISTED = 1000
@@ -90,13 +90,13 @@ def list_jobs(
 
 
 def _read_farm() -> Operation[_Farm]:
-    queues, paused, workers, (seconds, microseconds) = yield pipeline(
+    queues, paused, workers, time = yield pipeline(
         lambda redis: redis.smembers(QUEUES_KEY),
         lambda redis: redis.smembers(PAUSED_KEY),
         lambda redis: redis.hgetall(WORKERS_KEY),
         lambda redis: redis.time(),
     )
-    prefix, now_s = QUEUE_KEY.format(queue=""), seconds + microseconds / 1e6
+    prefix, now_s = QUEUE_KEY.format(queue=""), parse_time(time)
     return _Farm(
         queues=tuple(sorted(read_text(key).removeprefix(prefix) for key in queues)),
         paused=frozenset(map(read_text, paused)),
@@ -143,12 +143,12 @@ def _parse_record(job_id: str, answer: Sequence[bytes | None], farm: _Farm) -> _
         state=parse_state(told["h3_outcome"], told["status"], told["h3_lease"]),
         redis_state=told["h3_outcome"] or told["status"],
         queue=told["origin"],
-        attempt=read_number(told["h3_attempts"]),
+        attempt=read_number(told["h3_attempts"]) or 0,
         worker=told["worker_name"],
         lease_until_ms=None,
         now_s=farm.now_s,
     )
-    return _Found(job_id, record, read_number(told["h3_queued_ms"]))
+    return _Found(job_id, record, read_number(told["h3_queued_ms"]) or 0)
 
 
 def _may_be(record: JobFacts, wanted: Collection[JobState], queues: Collection[str]) -> bool:
@@ -175,19 +175,15 @@ def _describe(found: Sequence[_Found], farm: _Farm, wanted: Collection[JobState]
 
 def _ask_events(job: _Found) -> Sequence[Call]:
     """The first event, which has the request; and of a job that was begun the latest, and its lease."""
-    first = _ask_first(job.job_id)
+    first = read_first(job.job_id)
     if job.record.state is JobState.QUEUED:
         return (first,)
     most = LATEST_EVENTS if job.record.state is JobState.RUNNING else 1
     return (first, read_latest(job.job_id, most), lambda redis: redis.zscore(LEASES_KEY, job.job_id))
 
 
-def _ask_first(job_id: str) -> Call:
-    return lambda redis: redis.xrange(EVENTS_KEY.format(job_id=job_id), count=1)
-
-
 def _parse_events(job: _Found, answers: Sequence[Any], farm: _Farm) -> ListedJob:
-    queued = _find_queued(answers[0])
+    queued = parse_queued(answers[0])
     latest, lease_until_ms = answers[1:] or ([], None)
     record = replace(job.record, lease_until_ms=lease_until_ms)
     status = _judge(job.job_id, record, queued, parse_entries(latest), farm)
@@ -196,10 +192,6 @@ def _parse_events(job: _Found, answers: Sequence[Any], farm: _Farm) -> ListedJob
         submitted_at=datetime.fromtimestamp(job.queued_ms / 1000, UTC) if job.queued_ms else None,
         prompt=queued.request.prompt if queued else "",
     )
-
-
-def _find_queued(first: list[Entry]) -> Queued | None:
-    return next((event for event in parse_entries(first) if isinstance(event, Queued)), None)
 
 
 def _judge(job_id: str, record: JobFacts, queued: Queued | None, latest: Sequence[Event], farm: _Farm) -> JobStatus:

@@ -111,7 +111,12 @@ class WorkerRecord(BaseModel):
 
 def server_time(redis: Redis) -> float:
     """Seconds since 1970, by the server's clock."""
-    seconds, microseconds = redis.time()
+    return parse_time(redis.time())
+
+
+def parse_time(answer: tuple[int, int]) -> float:
+    """Of TIME."""
+    seconds, microseconds = answer
     return seconds + microseconds / 1e6
 
 

@@ -11,7 +11,7 @@ from jobs import events
 from jobs.batch.chunks import ROWS_A_CALL, in_chunks
 from jobs.batch.record import BatchRow
 from jobs.connection import redis_errors
-from jobs.events import EVENTS_KEY, Entry, Event, Queued, parse_entries, read_events, read_latest
+from jobs.events import Entry, Event, Queued, parse_entries, parse_queued, read_events, read_first, read_latest
 from jobs.lease import Charge
 from jobs.operation import Call, pipeline
 from jobs.request import ResolvedRequest
@@ -82,12 +82,7 @@ def read_last(redis: Redis, rows: Sequence[BatchRow]) -> list[Told]:
 
 def read_requests(redis: Redis, rows: Sequence[BatchRow]) -> list[Queued | None]:
     """How each was queued; None if that can no longer be read. Raises RedisUnavailable."""
-    first = (parse_entries(entries)[:1] for entries in _ask_each(redis, rows, _ask_first))
-    return [told[0] if told and isinstance(told[0], Queued) else None for told in first]
-
-
-def _ask_first(row: BatchRow) -> Call:
-    return lambda redis: redis.xrange(EVENTS_KEY.format(job_id=row.job_id), count=1)
+    return [parse_queued(first) for first in _ask_each(redis, rows, lambda row: read_first(row.job_id))]
 
 
 def _ask_each(redis: Redis, rows: Sequence[BatchRow], ask: Callable[[BatchRow], Call]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from jobs.batch.history import read_requests
 from jobs.batch.progress import RowState, RowTimes
 from jobs.batch.record import BatchRow
 from jobs.connection import redis_errors
-from jobs.job_status import JOB_KEY, parse_state
+from jobs.job_status import JOB_KEY, parse_state, read_number, read_text
 from jobs.lease import LEASES_KEY, run_scripts
 from jobs.operation import Call, pipeline, run
 from jobs.workers import server_time
@@ -86,11 +86,11 @@ def parse_statuses(rows: Sequence[BatchRow], answers: Sequence[Any]) -> Iterator
 
 
 def _parse_row(row: BatchRow, answer: Sequence[bytes | None], leased_until_ms: float | None) -> RowStatus:
-    told = dict(zip(STATUS_FIELDS, ((text or b"").decode("utf-8", "replace") for text in answer), strict=True))
+    told = dict(zip(STATUS_FIELDS, map(read_text, answer), strict=True))
     state = RowState(parse_state(told["h3_outcome"], told["status"], told["h3_lease"]))
     times = RowTimes(
         state=state if row.job_id else RowState.NOT_QUEUED,
-        attempts=_number(told["h3_attempts"]) or 0,
+        attempts=read_number(told["h3_attempts"]) or 0,
         ended_busy_s=_seconds(told["h3_busy_ms"]) or 0.0,
         claimed_at=_seconds(told["h3_claimed_ms"]),
         leased_until=None if leased_until_ms is None else leased_until_ms / 1000,
@@ -100,13 +100,8 @@ def _parse_row(row: BatchRow, answer: Sequence[bytes | None], leased_until_ms: f
     return RowStatus(row, times, told["worker_name"])
 
 
-def _number(text: str) -> int | None:
-    """Whoever can write to Redis may have written anything there."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
-
-
 def _seconds(text: str) -> float | None:
-    ms = _number(text)
+    ms = read_number(text)
     return None if ms is None or ms > LATEST_MS else ms / 1000
 
 
