@@ -29,6 +29,13 @@ StoreUrl = Annotated[
     str | None, typer.Option("--store", help="file:///folder or s3://bucket/prefix (env: H3_STORE_URL)")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+# Of a request, for one render and for a file of them.
+Height = Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")]
+Aspect = Annotated[str | None, typer.Option(help="Like 16:9; snaps. Instead of width and height.")]
+ShortSide = Annotated[int | None, typer.Option(help="Pixels; snaps. Goes with --aspect.")]
+Frames = Annotated[int | None, typer.Option(help="17n + 5, at 24 a second.")]
+Seconds = Annotated[float | None, typer.Option(help="Snaps up. Instead of frames.")]
+Steps = Annotated[int | None, typer.Option(help="Denoising steps.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its id, as `h3render submit` prints it.")]
 
 
@@ -58,12 +65,12 @@ def open_named_store(settings: ClientSettings) -> Store | None:
 def submit(
     prompt: Annotated[str, typer.Argument(help="What should be seen and heard.")],
     width: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")] = None,
-    height: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")] = None,
-    aspect: Annotated[str | None, typer.Option(help="Like 16:9; snaps. Instead of width and height.")] = None,
-    short_side: Annotated[int | None, typer.Option(help="Pixels; snaps. Goes with --aspect.")] = None,
-    frames: Annotated[int | None, typer.Option(help="17n + 5, at 24 a second.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Snaps up. Instead of frames.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
+    height: Height = None,
+    aspect: Aspect = None,
+    short_side: ShortSide = None,
+    frames: Frames = None,
+    seconds: Seconds = None,
+    steps: Steps = None,
     seed: Annotated[int | None, typer.Option(help="Drawn when left out.")] = None,
     preview_every: Annotated[int | None, typer.Option(help="Steps between previews; 0 for none.")] = None,
     checkpoint_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,

@@ -44,12 +44,6 @@ def open_display(console: Console | None = None) -> Iterator[Display]:
         yield _Bars(progress)
 
 
-def show(stream: Iterable[Event], console: Console | None = None) -> Event | None:
-    """Show events until they end; the last one."""
-    with open_display(console) as display:
-        return display.tell_all(stream)
-
-
 def describe(event: Event) -> str:
     """One line of news."""
     match event:

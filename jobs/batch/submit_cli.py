@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 from jobs.batch.record import Batch, Plan, PlannedRow, QueuedRow, explain_conflicts
-from jobs.cli import Json, StoreUrl, Url, client_settings, plain_errors
+from jobs.cli import (
+    Aspect,
+    Frames,
+    Height,
+    Json,
+    Seconds,
+    ShortSide,
+    Steps,
+    StoreUrl,
+    Url,
+    client_settings,
+    plain_errors,
+)
 from jobs.client import Client
 from jobs.connection import connect
 from jobs.errors import KeyConflict, PictureInvalid, RedisUnavailable, SettingsInvalid
@@ -30,12 +42,12 @@ def submit_batch(
     name: Annotated[str, typer.Option("--name", help="Of the batch: letters, digits and . _ -")],
     queue: Annotated[QueueName, typer.Option(help="For rows that name none.")] = QueueName.BATCH,
     width: Annotated[int | None, typer.Option(help="For rows that name none, like all of these.")] = None,
-    height: Annotated[int | None, typer.Option(help="Pixels, a multiple of 32.")] = None,
-    aspect: Annotated[str | None, typer.Option(help="Like 16:9; snaps. Instead of width and height.")] = None,
-    short_side: Annotated[int | None, typer.Option(help="Pixels; snaps. Goes with --aspect.")] = None,
-    frames: Annotated[int | None, typer.Option(help="17n + 5, at 24 a second.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="Snaps up. Instead of frames.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
+    height: Height = None,
+    aspect: Aspect = None,
+    short_side: ShortSide = None,
+    frames: Frames = None,
+    seconds: Seconds = None,
+    steps: Steps = None,
     mode: Annotated[Mode | None, typer.Option(help="How GPUs share a render.")] = None,
     precision: Annotated[Precision | None, typer.Option(help="Of the weights.")] = None,
     more: Annotated[

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from jobs import events
-from jobs.progress import show
+from jobs.progress import open_display
 from jobs.request import ResolvedRequest
 
 REQUEST = ResolvedRequest(prompt="a red kite", width=64, height=64, frames=39, steps=2, seed=1)
@@ -40,7 +40,8 @@ def screen():
 
 def test_a_terminal_shows_a_bar_for_each_phase_with_its_numbers(screen):
     console = Console(file=screen, force_terminal=True, width=110, color_system=None)
-    assert show(TOLD, console) == FINISHED
+    with open_display(console) as display:
+        assert display.tell_all(TOLD) == FINISHED
     for phase, count, note in (
         ("text", "1/1", "10 tokens"),
         ("denoise", "2/2", "sigma 0.923, 0.24 s/step"),
@@ -53,7 +54,8 @@ def test_a_terminal_shows_a_bar_for_each_phase_with_its_numbers(screen):
 
 
 def test_elsewhere_each_event_is_a_line(screen):
-    assert show(TOLD, Console(file=screen, width=110)) == FINISHED
+    with open_display(Console(file=screen, width=110)) as display:
+        assert display.tell_all(TOLD) == FINISHED
     lines = screen.getvalue().splitlines()
     assert len(lines) == len(TOLD)
     assert lines[0] == "queued in default: 64x64, 39 frames, 2 steps, seed 1"
@@ -75,5 +77,6 @@ def test_elsewhere_each_event_is_a_line(screen):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_ends_and_new_beginnings_are_told(screen, event, line, is_terminal):
     console = Console(file=screen, force_terminal=is_terminal, width=110, color_system=None)
-    assert show([*TOLD[:2], event], console) == event
+    with open_display(console) as display:
+        assert display.tell_all([*TOLD[:2], event]) == event
     assert line in screen.getvalue()
