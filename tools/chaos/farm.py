@@ -12,7 +12,7 @@ from jobs.client import Client
 from tests.servers import DIES_WITH_PARENT, WeedServer, short_folder
 from tools.chaos.durable_redis import DurableRedis
 from tools.chaos.light import Light
-from tools.chaos.supervised import REPOSITORY, SupervisedWorker
+from tools.chaos.supervised import REPOSITORY, SupervisedWorker, end_together
 
 PREFIX = "chaos"
 LIMITS = {
@@ -39,11 +39,7 @@ class Farm:
         return Client.open(self.redis.url)
 
     def end_workers(self) -> None:
-        """Together, because each has something to finish."""
-        for worker in self.workers:
-            worker.ask_to_end()
-        for worker in self.workers:
-            worker.await_end()
+        end_together(self.workers)
 
 
 @contextmanager

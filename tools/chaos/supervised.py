@@ -106,6 +106,14 @@ class SupervisedWorker:
             return log.read()
 
 
+def end_together(workers: Sequence[SupervisedWorker]) -> None:
+    """Each has something to finish."""
+    for worker in workers:
+        worker.ask_to_end()
+    for worker in workers:
+        worker.await_end()
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.servers import running_redis, running_weed
 from tools.chaos.farm import LIMITS, clean_environment
-from tools.chaos.supervised import SupervisedWorker
+from tools.chaos.supervised import SupervisedWorker, end_together
 from tools.overnight.runners import Night
 
 WORKERS = 2
@@ -30,11 +30,7 @@ class Farm:
     workers: list[SupervisedWorker]
 
     def end_workers(self) -> None:
-        """Together, because each has something to finish."""
-        for worker in self.workers:
-            worker.ask_to_end()
-        for worker in self.workers:
-            worker.await_end()
+        end_together(self.workers)
 
 
 @contextmanager
