@@ -17,10 +17,11 @@ from jobs.listing import list_jobs
 from jobs.operation import run
 from jobs.request import GenerateRequest
 from jobs.submission import Submission
-from jobs.workers import WorkerState, pause_queue, write_worker
+from jobs.workers import WorkerState, pause_queue, server_time, write_worker
 from tests.jobs.commands import invoke
 from tests.jobs.leasing import FAILED, FINISHED, RESULT, claim_job
 from tests.jobs.records import record
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -42,6 +43,12 @@ def submit_all(redis):
         return [one.job_id for one in Client(redis).submit_many([Submission(request, queue) for request in requests])]
 
     return submit_all
+
+
+def await_next_ms(redis):
+    """A job's time of submission is told in milliseconds: the next one has another."""
+    now_ms = int(server_time(redis) * 1000)
+    eventually(lambda: int(server_time(redis) * 1000) > now_ms, interval_s=0.0005)
 
 
 def counted(talk, ways):
@@ -75,7 +82,7 @@ def farm(redis, submit, claim, leases, use_up):
                 lease.hand_back(Charge.DRAINED, "stopped")
             case "running":
                 lease.tell(StepDone(step=2, steps=50, sigma=1.0, seconds=2.0))
-        time.sleep(0.002)  # a job's time of submission is told in milliseconds
+        await_next_ms(redis)
     return jobs | {"waiting": submit(queue="batch")}
 
 
@@ -113,9 +120,11 @@ def test_what_waits_for_a_worker_is_told_from_what_waits_its_turn(redis, listed,
     assert (job.id, job.waiting_for, job.position) == (paused, "waiting: queue batch is paused", 1)
 
 
-def test_a_job_that_was_given_back_to_the_head_of_its_queue_is_listed_by_its_submission(listed, submit_all, claim):
+def test_a_job_that_was_given_back_to_the_head_of_its_queue_is_listed_by_its_submission(
+    redis, listed, submit_all, claim
+):
     ids = submit_all(150)
-    time.sleep(0.002)
+    await_next_ms(redis)
     [late] = submit_all(1)
     claim(late).hand_back(Charge.DRAINED, "stopped")  # and is the first of 151 now
     found = listed(limit=1)
