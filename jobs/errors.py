@@ -15,6 +15,7 @@ JobsError
 ├── CancelRefused     the job has ended, or another attempt runs
 ├── WorkerNotFound    no worker has this name
 ├── KeyConflict       an idempotency key stands for another request
+├── TooManyJobs       its owner has as many jobs as they may   -> nothing was queued
 ├── LeaseLost         the job is no longer this attempt's to run
 ├── RedisUnavailable  the queue does not answer
 │   └── RedisRefused      a person has to act: wrong password, rights or settings
@@ -84,6 +85,10 @@ class WorkerNotFound(JobsError):
 
 class KeyConflict(JobsError):
     """A job with this idempotency key exists and renders something else."""
+
+
+class TooManyJobs(JobsError):
+    """As many jobs of one owner as they may have have not ended yet."""
 
 
 class LeaseLost(JobsError):

@@ -16,8 +16,10 @@
 local LEASES, DEAD, QUARANTINE, BEACON, WAKE = 'h3:leases', 'h3:dead', 'h3:quarantine', 'h3:beacon', 'h3:wake'
 local PAUSED = 'h3:paused' -- names of queues, of which nothing is taken
 local WEBHOOKS, MOST_WEBHOOKS = 'h3:webhooks', 100000 -- ends of jobs that somebody wants to be called for
+local SUBMITTED, OPEN = 'h3:submitted', 'h3:open:' -- all jobs by the time of their submit; those of an owner that have not ended
 local NEVER = 4102444800 -- 2100-01-01
 local RECORD_TTL_S = 30 * 24 * 3600
+local LISTED_S = 2 * RECORD_TTL_S -- since its submit; the record of one that ended may be gone before
 local MOST_FATAL, MOST_INTERRUPTIONS = 3, 20
 local MOST_EXPIRED = 100 -- of one call, which blocks the server
 local ENDED = {finished = true, failed = true, canceled = true, stopped = true}
@@ -111,6 +113,58 @@ local function expire(id)
   end
 end
 
+-- Where a job is listed: among all, and among those of its owner.
+local function lists_of(owner) return owner ~= '' and {SUBMITTED, SUBMITTED .. ':' .. owner} or {SUBMITTED} end
+
+-- By microseconds: of one millisecond there may be several.
+local function enlist(id, owner)
+  local time = redis.call('TIME')
+  for _, list in ipairs(lists_of(owner)) do
+    note('ZADD', list, string.format('%d%06d', time[1], time[2]), id)
+    note('ZREMRANGEBYSCORE', list, '-inf', string.format('%d%06d', time[1] - LISTED_S, time[2]))
+  end
+end
+
+local function strike(id)
+  for _, list in ipairs(lists_of(get(id, 'h3_owner') or '')) do note('ZREM', list, id) end
+end
+
+-- Whether a job is still to end, for its owner's count.
+local function note_open(id, is_open)
+  local owner = get(id, 'h3_owner')
+  if owner then note(is_open and 'SADD' or 'SREM', OPEN .. owner, id) end
+end
+
+local function has_ended(id)
+  local outcome = get(id, 'h3_outcome')
+  return outcome and (outcome == 'finished' or get(id, 'status') ~= 'queued') and not redis.call('ZSCORE', LEASES, id)
+end
+
+-- How many jobs of an owner have not ended. Those whose end was told by somebody else, or whose record was deleted, are
+-- found when it matters.
+local function count_open(owner, most)
+  local open = note('SCARD', OPEN .. owner)
+  if type(open) ~= 'number' or open < most then return 0 end
+  for _, id in ipairs(redis.call('SMEMBERS', OPEN .. owner)) do
+    if not is_hash(job_key(id)) or has_ended(id) then redis.call('SREM', OPEN .. owner, id) end
+  end
+  return redis.call('SCARD', OPEN .. owner)
+end
+
+-- All that is known of a job that has ended.
+local function forget(id)
+  if is_hash(job_key(id)) then
+    for _, registry in ipairs({'finished', 'failed', 'canceled'}) do
+      note('ZREM', 'rq:' .. registry .. ':' .. origin(id), id)
+    end
+    strike(id)
+    note_open(id, false)
+  end
+  note('ZREM', DEAD, id)
+  note('HDEL', QUARANTINE, id)
+  redis.call('DEL', job_key(id), losses_key(id), 'rq:results:' .. id, 'h3:events:' .. id)
+end
+
 -- `record`: RQ's Result as field-value pairs, or nothing.
 local function conclude(id, outcome, status, registry, event, record)
   local now = now_ms()
@@ -123,6 +177,7 @@ local function conclude(id, outcome, status, registry, event, record)
   if event ~= '' then tell(id, event) end
   local webhook = get(id, 'h3_webhook')
   if webhook then note('XADD', WEBHOOKS, 'MAXLEN', '~', MOST_WEBHOOKS, '*', 'job', id, 'url', webhook) end
+  note_open(id, false)
   expire(id)
 end
 
@@ -177,8 +232,9 @@ end
 
 local commands = {}
 
--- Queue a job, once for each key. `fields`: the job's hash as RQ writes it.
-function commands.submit(id, queue, key, digest, event, ...)
+-- Queue a job, once for each key. `owner` may be ''; one that has `most` jobs that have not ended gets no more: 'full'.
+-- The rest is the job's hash as RQ writes it.
+function commands.submit(id, queue, key, digest, owner, most, event, ...)
   if redis.call('EXISTS', job_key(id)) == 1 then return {'queued', id} end -- the answer was lost on its way
   local list = queue_list(queue)
   if key ~= '' then
@@ -187,13 +243,19 @@ function commands.submit(id, queue, key, digest, event, ...)
       redis.call('EXPIRE', key, RECORD_TTL_S)
       return {known[2] == digest and 'known' or 'conflict', known[1]}
     end
+  end
+  if owner ~= '' and count_open(owner, tonumber(most)) >= tonumber(most) then return {'full', ''} end
+  if key ~= '' then
     redis.call('HSET', key, 'job', id, 'digest', digest)
     redis.call('EXPIRE', key, RECORD_TTL_S)
   end
   local now = now_ms()
   set(id, ...)
   set(id, 'status', 'queued', 'origin', queue, 'enqueued_at', iso(now), 'h3_queued_ms', string.format('%.0f', now))
+  if owner ~= '' then set(id, 'h3_owner', owner) end
   note('SADD', 'rq:queues', list)
+  enlist(id, owner)
+  note_open(id, true)
   tell(id, event)
   redis.call('RPUSH', list, id)
   note('PUBLISH', WAKE, id)
@@ -247,6 +309,7 @@ function commands.claim(queue, id, worker, nonce, lease_ms)
   if outcome then
     note('ZREM', DEAD, id)
     note('HDEL', QUARANTINE, id)
+    note_open(id, true)
     redis.call('DEL', losses_key(id))
     redis.call('HDEL', job_key(id), 'h3_fatal', 'h3_interruptions')
   end
@@ -462,6 +525,7 @@ function commands.retry_dead(id)
   redis.call('DEL', losses_key(id))
   note('ZREM', 'rq:failed:' .. origin(id), id)
   redis.call('PERSIST', job_key(id))
+  note_open(id, true)
   push_first(id)
   tell(id, cjson.encode({kind = 'retried'}))
   return 1
@@ -470,9 +534,22 @@ end
 -- Forget a dead job; what it has kept in the store stays.
 function commands.drop_dead(id)
   if redis.call('HDEL', QUARANTINE, id) + redis.call('ZREM', DEAD, id) == 0 then return 0 end
-  if is_hash(job_key(id)) then note('ZREM', 'rq:failed:' .. origin(id), id) end
-  redis.call('DEL', job_key(id), losses_key(id), 'rq:results:' .. id, 'h3:events:' .. id)
+  forget(id)
   return 1
+end
+
+-- Nobody is to be shown a job again. 'dropped' if it had ended; 'hidden' if it runs, until its attempt stops; 'queued'
+-- if it waits, and is left alone.
+function commands.drop(id)
+  if not is_hash(job_key(id)) then return 'dropped' end
+  if redis.call('ZSCORE', LEASES, id) then
+    set(id, 'h3_hidden', 1)
+    strike(id)
+    return 'hidden'
+  end
+  if not has_ended(id) then return 'queued' end
+  forget(id)
+  return 'dropped'
 end
 
 return commands[ARGV[1]](unpack(rest(ARGV, 2)))

@@ -12,6 +12,8 @@ from heapq import nlargest
 from itertools import chain, count, islice
 from typing import Any
 
+from pydantic import Field
+
 from jobs.events import Event, Queued, parse_entries, parse_queued, read_first, read_latest
 from jobs.job_status import (
     JOB_KEY,
@@ -29,6 +31,7 @@ from jobs.job_status import (
 )
 from jobs.lease import DEAD_KEY, LEASES_KEY, PAUSED_KEY
 from jobs.operation import Call, Operation, pipeline
+from jobs.request import ResolvedRequest
 from jobs.workers import WORKERS_KEY, WorkerRecord, parse_time, parse_workers
 
 QUEUES_KEY = "rq:queues"
@@ -36,7 +39,18 @@ MOST_LISTED = 1000
 _PAGE = 100  # of each place, at a time
 _WAITS = frozenset({JobState.QUEUED, JobState.WAITING})
 _REGISTRIES = {JobState.FINISHED: "finished", JobState.FAILED: "failed", JobState.CANCELED: "canceled"}
-_FIELDS = ("h3_outcome", "status", "h3_lease", "origin", "h3_attempts", "worker_name", "h3_queued_ms")
+_FIELDS = (
+    "h3_outcome",
+    "status",
+    "h3_lease",
+    "origin",
+    "h3_attempts",
+    "worker_name",
+    "h3_queued_ms",
+    "h3_ended_ms",
+    "h3_owner",
+    "h3_hidden",
+)
 
 Place = Callable[[int, int], Call]  # ids of jobs, from one number to another, the latest first
 
@@ -45,7 +59,10 @@ class ListedJob(JobStatus):
     """A job as a list shows it."""
 
     submitted_at: datetime | None = None
+    ended_at: datetime | None = None
+    owner: str = ""  # of the HTTP service's tokens; empty for who submits to the queue itself
     prompt: str = ""  # empty if it can no longer be read
+    request: ResolvedRequest | None = Field(None, exclude=True)  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,9 @@ class _Found:
     job_id: str
     record: JobFacts
     queued_ms: int  # 0 if it is not known
+    ended_ms: int  # likewise
+    owner: str
+    is_hidden: bool  # somebody has deleted it while it runs
 
 
 def list_jobs(
@@ -87,6 +107,14 @@ def list_jobs(
         if len(listed) >= limit or all(len(page) < size for page in pages):
             break
     return (yield from _add_positions(sorted(listed, key=_submitted, reverse=True)[:limit]))
+
+
+def describe_jobs(ids: Sequence[str]) -> Operation[list[ListedJob]]:
+    """These jobs, in their order, as a list shows them; those that nobody knows, or is to be shown, are left out."""
+    farm = yield from _read_farm()
+    found = yield from _read_records(ids, farm)
+    shown = [job for job in found if job.record.state is not JobState.UNKNOWN and not job.is_hidden]
+    return (yield from _add_positions((yield from _describe(shown, farm, frozenset(JobState)))))
 
 
 def _read_farm() -> Operation[_Farm]:
@@ -148,7 +176,14 @@ def _parse_record(job_id: str, answer: Sequence[bytes | None], farm: _Farm) -> _
         lease_until_ms=None,
         now_s=farm.now_s,
     )
-    return _Found(job_id, record, read_number(told["h3_queued_ms"]) or 0)
+    return _Found(
+        job_id,
+        record,
+        queued_ms=read_number(told["h3_queued_ms"]) or 0,
+        ended_ms=read_number(told["h3_ended_ms"]) or 0,
+        owner=told["h3_owner"],
+        is_hidden=bool(told["h3_hidden"]),
+    )
 
 
 def _may_be(record: JobFacts, wanted: Collection[JobState], queues: Collection[str]) -> bool:
@@ -189,9 +224,16 @@ def _parse_events(job: _Found, answers: Sequence[Any], farm: _Farm) -> ListedJob
     status = _judge(job.job_id, record, queued, parse_entries(latest), farm)
     return ListedJob(
         **status.model_dump(),
-        submitted_at=datetime.fromtimestamp(job.queued_ms / 1000, UTC) if job.queued_ms else None,
+        submitted_at=_time(job.queued_ms),
+        ended_at=_time(job.ended_ms),
+        owner=job.owner,
         prompt=queued.request.prompt if queued else "",
+        request=queued.request if queued else None,
     )
+
+
+def _time(ms: int) -> datetime | None:
+    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
 def _judge(job_id: str, record: JobFacts, queued: Queued | None, latest: Sequence[Event], farm: _Farm) -> JobStatus:

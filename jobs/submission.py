@@ -13,7 +13,7 @@ from redis import Redis
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from jobs.errors import KeyConflict, RequestInvalid
+from jobs.errors import KeyConflict, RequestInvalid, TooManyJobs
 from jobs.events import Queued
 from jobs.lease import Argument, run_scripts
 from jobs.operation import Operation
@@ -28,6 +28,14 @@ _NO_SERVER = Redis()  # RQ makes a job's record without one, and wants one named
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a job is: listed among theirs, and counted until it ends."""
+
+    name: str
+    most_open: int  # jobs that have not ended
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """One render to queue. With a key it may be repeated, and gives the same job. Raises RequestInvalid."""
 
@@ -35,6 +43,7 @@ class Submission:
     queue: str = QueueName.DEFAULT
     idempotency_key: str | None = None
     webhook: str | None = None  # kept with the job and noted at its end, for whoever calls it
+    owner: Owner | None = None
 
     def __post_init__(self) -> None:
         if not _QUEUE.fullmatch(self.queue):
@@ -53,11 +62,12 @@ class Outcome(StrEnum):
     QUEUED = "queued"
     KNOWN = "known"  # its key has given this job before
     CONFLICT = "conflict"  # its key stands for another request, of this job
+    FULL = "full"  # its owner has as many jobs as they may
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    job_id: str
+    job_id: str  # empty if there is none
     outcome: Outcome
 
 
@@ -99,12 +109,17 @@ def submit_all(submissions: Sequence[Submission]) -> Operation[list[Submitted]]:
 
 
 def submit_one(submission: Submission) -> Operation[str]:
-    """Queue it; the job's id. Raises KeyConflict."""
+    """Queue it; the job's id. Raises KeyConflict and TooManyJobs."""
     [submitted] = yield from submit_all([submission])
     if submitted.outcome is Outcome.CONFLICT:
         raise KeyConflict(
             f"idempotency key {submission.idempotency_key!r} stands for another request, "
             f"job {submitted.job_id}: take a new key"
+        )
+    if submitted.outcome is Outcome.FULL and submission.owner is not None:
+        raise TooManyJobs(
+            f"{submission.owner.name} has {submission.owner.most_open} renders that have not ended, and may have no "
+            "more: wait until one ends, or cancel one"
         )
     return submitted.job_id
 
@@ -127,6 +142,7 @@ def _write(submission: Submission) -> Iterator[Argument]:
     yield from ("submit", job.id, submission.queue)
     yield "" if key is None else redis_key_of(key)
     yield digest_of(submission)
+    yield from ("", 0) if submission.owner is None else (submission.owner.name, submission.owner.most_open)
     yield Queued(queue=submission.queue, request=resolved).model_dump_json()
     for pair in job.to_dict().items():
         yield from pair

@@ -6,7 +6,7 @@
 
 local function lease(ARGV) --[[lease.lua]] end
 
-local TOLD = {'^h3:events:', '^h3:losses:', '^rq:results:', '^rq:queues$', '^h3:beacon$'} -- nothing is decided by these
+local TOLD = {'^h3:events:', '^h3:losses:', '^rq:results:', '^rq:queues$', '^h3:beacon$', '^h3:submitted'} -- nothing is decided by these
 local TIMES = {started_at = true, ended_at = true, enqueued_at = true, last_heartbeat = true, created_at = true,
   h3_queued_ms = true, h3_claimed_ms = true, h3_busy_ms = true, h3_ended_ms = true}
 local LATER, EARLIER = 4102444800000, 1

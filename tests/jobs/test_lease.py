@@ -51,7 +51,7 @@ def test_a_submission_whose_answer_was_lost_queues_one_job(redis, claim):
     call = LeaseScript(redis).call
 
     def submit():
-        return call("submit", "job", "default", "", "digest", STEP.model_dump_json(), "data", "call")
+        return call("submit", "job", "default", "", "digest", "", "0", STEP.model_dump_json(), "data", "call")
 
     assert submit() == submit() == [b"queued", b"job"]
     assert place_of(redis, "job") == "queued"

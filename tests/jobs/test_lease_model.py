@@ -434,7 +434,7 @@ class Exploration:
     def _submit(self, count: int) -> str:
         redis = ""
         for name in NAMES[:count]:
-            call = ("submit", name, QUEUE, "", "", "", "data", "call")
+            call = ("submit", name, QUEUE, "", "", "", "0", "", "data", "call")
             _, redis = self._ask(redis, {call})[call]
         return redis
 
