@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -67,6 +68,23 @@ class FileStore(Store):
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 return None
 
+    def find(self, key: str) -> ListedObject | None:
+        path = self._path(key)
+        with _file_errors(path):
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return _listed(key, found) if stat.S_ISREG(found.st_mode) else None
+
+    def read_part(self, key: str, first: int, size_bytes: int) -> Iterator[bytes]:
+        path = self._path(key)
+        with _file_errors(path), path.open("rb") as file:
+            file.seek(first)
+            while chunk := file.read(min(size_bytes, CHUNK_BYTES)):
+                size_bytes -= len(chunk)
+                yield chunk
+
     def scan(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
         folder, _, beginning = prefix.rpartition("/")
@@ -115,9 +133,7 @@ class FileStore(Store):
         with _file_errors(folder):
             for entry in _files_under(folder, beginning):
                 with suppress(FileNotFoundError):  # removed meanwhile
-                    stat = entry.stat()
-                    key = Path(entry.path).relative_to(self._root).as_posix()
-                    yield ListedObject(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC))
+                    yield _listed(Path(entry.path).relative_to(self._root).as_posix(), entry.stat())
 
     def _remove(self, path: Path) -> None:
         """A file, and the folders that are empty then."""
@@ -137,6 +153,10 @@ class FileStore(Store):
             stored = measure(key, source)
             shutil.copyfileobj(source, file, CHUNK_BYTES)
         return stored
+
+
+def _listed(key: str, found: os.stat_result) -> ListedObject:
+    return ListedObject(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
 
 def file_path(url: str) -> Path:

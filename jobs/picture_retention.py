@@ -16,7 +16,7 @@ from typing import cast
 
 from redis import Redis
 
-from jobs.pictures import REWRITTEN_AFTER, find_picture
+from jobs.pictures import REWRITTEN_AFTER
 from jobs.request import INPUTS, PICTURE_KEY
 from jobs.retention import Deletion, Finding, What, say_age
 from jobs.store import ListedObject, Store
@@ -43,7 +43,7 @@ def find_pictures(redis: Redis, store: Store, age: timedelta, now: datetime) -> 
 
 
 def _remove(store: Store, seen: ListedObject) -> bool:
-    if find_picture(store, seen.key) != seen:
+    if store.find(seen.key) != seen:
         return False
     store.delete(seen.key)
     return True

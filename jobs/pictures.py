@@ -60,7 +60,7 @@ class Picture:
     def put(self, store: Store) -> str:
         """Upload it, unless it is there; its key. Raises StoreUnavailable."""
         key = self.key
-        found = find_picture(store, key)
+        found = store.find(key)
         if found is None or found.size_bytes != len(self.body) or _is_aging(found):
             store.put(key, self.body, content_type=self.kind.content_type, cache_control=_STAYS)
         return key
@@ -179,7 +179,7 @@ def locate_picture(text: str, folder: Path, store: Store) -> LocatedPicture:
 
 
 def _locate_named(store: Store, key: str, path: Path) -> LocatedPicture:
-    if find_picture(store, key) is None:
+    if store.find(key) is None:
         raise PictureInvalid(
             f"{path} does not exist, nor does {store.url(key)}: give the path of a picture, or the key of one"
         )
@@ -194,7 +194,7 @@ def _locate_object(store: Store, key: str) -> LocatedPicture:
 
 
 def _require_object(store: Store, key: str) -> ListedObject:
-    found = find_picture(store, key)
+    found = store.find(key)
     if found is None:
         raise PictureInvalid(f"{store.url(key)} does not exist: give the path of a picture, or the key of one")
     _require_size(store, found)
@@ -230,7 +230,7 @@ def _may_be_key(text: str) -> bool:
 
 def fetch_picture(store: Store, key: str, path: Path) -> None:
     """Download it to a file. Raises PictureInvalid if it is not there or too large, and StoreUnavailable."""
-    found = find_picture(store, key)
+    found = store.find(key)
     if found is None:
         raise PictureInvalid(
             f"{store.url(key)} does not exist: put the picture there and take the job up with `h3render dead retry`, "
@@ -238,11 +238,6 @@ def fetch_picture(store: Store, key: str, path: Path) -> None:
         )
     _require_size(store, found)
     store.fetch(key, path)
-
-
-def find_picture(store: Store, key: str) -> ListedObject | None:
-    """By a look at the list: to ask for its checksum could read all of it."""
-    return next((found for found in store.scan(key) if found.key == key), None)
 
 
 def _require_size(store: Store, found: ListedObject) -> None:

@@ -140,6 +140,25 @@ class S3Store(Store):
             sha256 = _metadata_sha256(head["Metadata"]) or self._read_sha256(key)
         return StoredObject(key, head["ContentLength"], sha256)
 
+    def find(self, key: str) -> ListedObject | None:
+        with self._errors(key):
+            try:
+                head = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+            except self._client.exceptions.ClientError as error:
+                if _status(error) != 404:
+                    raise
+                return None if self._stat_missing(key) is None else self.find(key)
+        return ListedObject(key, head["ContentLength"], head["LastModified"].astimezone(UTC))
+
+    def read_part(self, key: str, first: int, size_bytes: int) -> Iterator[bytes]:
+        if size_bytes < 1:
+            return
+        part = f"bytes={first}-{first + size_bytes - 1}"
+        with self._errors(key):
+            found = self._client.get_object(Bucket=self._bucket, Key=self._name(key), Range=part)
+            with closing(found["Body"]) as body:
+                yield from body.iter_chunks(CHUNK_BYTES)
+
     def scan(self, prefix: str = "") -> Iterator[ListedObject]:
         check_prefix(prefix)
         return self._scan(prefix)

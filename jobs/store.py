@@ -77,6 +77,14 @@ class Store(ABC):
         """Size and checksum, or None if there is no such object. A file, or a foreign object, is read whole."""
 
     @abstractmethod
+    def find(self, key: str) -> ListedObject | None:
+        """Size and time without a look at the content, or None if there is no such object."""
+
+    @abstractmethod
+    def read_part(self, key: str, first: int, size_bytes: int) -> Iterator[bytes]:
+        """Some bytes of an object, in pieces, as many as there are. Compared with no checksum."""
+
+    @abstractmethod
     def scan(self, prefix: str = "") -> Iterator[ListedObject]:
         """All objects whose keys begin with these letters, as the store gives them: never held all at once.
 

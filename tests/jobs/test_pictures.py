@@ -14,7 +14,7 @@ import h3render
 import jobs.pictures
 from jobs.client import Client
 from jobs.errors import PictureInvalid
-from jobs.pictures import fetch_picture, find_picture, locate_picture, put_picture
+from jobs.pictures import fetch_picture, locate_picture, put_picture
 from jobs.store import open_store
 
 PNG = b"\x89PNG\r\n\x1a\n and what else makes a picture"
@@ -79,11 +79,11 @@ def test_the_same_picture_is_not_uploaded_twice(store, kite, tmp_path, monkeypat
 def test_one_that_is_a_day_old_is_uploaded_again_so_that_it_stays(file_store_url, kite):
     store = open_store(file_store_url)
     key = put_picture(store, kite)
-    written = find_picture(store, key).modified_at.timestamp()
+    written = store.find(key).modified_at.timestamp()
     for age_s, is_new in ((0.9 * DAY_S, False), (1.1 * DAY_S, True)):
         os.utime(store.url(key), (written - age_s,) * 2)
         put_picture(store, kite)
-        assert (find_picture(store, key).modified_at.timestamp() > written - age_s + 1) == is_new
+        assert (store.find(key).modified_at.timestamp() > written - age_s + 1) == is_new
 
 
 def test_one_that_was_cut_short_is_uploaded_again(store, kite):
@@ -200,11 +200,11 @@ def test_a_picture_of_requests_is_located_by_its_key_or_its_url(store, tmp_path,
 def test_one_that_is_a_day_old_is_written_again_in_its_place(file_store_url, tmp_path):
     store = open_store(file_store_url)
     key = put(store, "inputs/kite.png")
-    written = find_picture(store, key).modified_at.timestamp()
+    written = store.find(key).modified_at.timestamp()
     for age_s, is_new in ((0.9 * DAY_S, False), (1.1 * DAY_S, True)):
         os.utime(store.url(key), (written - age_s,) * 2)
         locate_picture(key, tmp_path, store).put(store)
-        assert (find_picture(store, key).modified_at.timestamp() > written - age_s + 1) == is_new
+        assert (store.find(key).modified_at.timestamp() > written - age_s + 1) == is_new
     assert store.get(key) == PNG
 
 

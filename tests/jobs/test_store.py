@@ -28,12 +28,13 @@ every_use = pytest.mark.parametrize(
     [
         lambda store: store.check(),
         lambda store: store.stat("a"),
+        lambda store: store.find("a"),
         lambda store: store.get("a"),
         lambda store: list(store.list()),
         lambda store: list(store.scan_unfinished()),
         lambda store: store.put_once("a", b"x", content_type=TEXT),
     ],
-    ids=["check", "stat", "get", "list", "scan_unfinished", "put_once"],
+    ids=["check", "stat", "find", "get", "list", "scan_unfinished", "put_once"],
 )
 
 
@@ -133,6 +134,24 @@ def test_a_scan_tells_sizes_and_times(store):
     for listed in found.values():
         assert began <= listed.modified_at <= datetime.now(UTC)
         assert listed.modified_at.tzinfo is UTC
+
+
+def test_a_found_object_is_told_as_a_scan_tells_it(store):
+    store.put("job/video", b"01234567", content_type=TEXT)
+    [scanned] = store.scan("job/")
+    assert store.find("job/video") == scanned
+    assert store.find("job") is store.find("job/audio") is store.find("job/video/x") is None
+
+
+@pytest.mark.parametrize(("first", "size", "part"), [(0, 8, b"01234567"), (2, 3, b"234"), (6, 9, b"67"), (3, 0, b"")])
+def test_a_part_of_an_object_can_be_read(store, first, size, part):
+    store.put("video", b"01234567", content_type=TEXT)
+    assert b"".join(store.read_part("video", first, size)) == part
+
+
+def test_a_part_of_a_missing_object_is_refused(store):
+    with pytest.raises(StoreRefused, match="there is no such"):
+        list(store.read_part("video", 0, 8))
 
 
 def test_a_scan_gives_what_lies_together_together(store):
