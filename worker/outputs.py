@@ -18,6 +18,7 @@ from jobs import events
 from jobs.errors import LeaseLost, ObjectExists, PictureInvalid, StoreUnavailable
 from jobs.lease import Lease
 from jobs.pieces import KeptCheckpoint, KeptPieces, KeptSegment, StoredPiece
+from jobs.playlist import PlaylistSegment, render_playlist
 from jobs.request import ResolvedRequest
 from jobs.result import Result
 from jobs.store import Store
@@ -26,7 +27,6 @@ from worker.attempt_store import JSON, AttemptStore
 from worker.errors import AttemptLost, NumberUsed, RequestRefused, SpoolFull, Superseded, UploadFailed, WorkerError
 from worker.lane import Lane
 from worker.outage import insist, is_outage
-from worker.playlist import PlaylistSegment, render_playlist
 
 MP4, PNG = "video/mp4", "image/png"
 SAFETENSORS, HLS = "application/octet-stream", "application/vnd.apple.mpegurl"

@@ -13,7 +13,7 @@ import pytest
 
 from h3.mp4 import AAC_FRAME, AudioPacket, Encoding, SegmentFile, SegmentWriter, deal_audio, remux
 from h3.sequence import AUDIO_RATE_HZ, FPS
-from worker.playlist import PlaylistSegment, render_playlist
+from jobs.playlist import PlaylistSegment, render_playlist
 
 CLIPS = [17, 17, 22]
 FRAMES = sum(CLIPS)

@@ -16,11 +16,11 @@ from jobs.errors import JobFailed, SettingsInvalid, StoreUnavailable
 from jobs.events import Finished, SegmentReady, StreamOpened
 from jobs.players import Program, find_program
 from jobs.playing import play
+from jobs.playlist import PlaylistSegment, render_playlist
 from jobs.store import open_store
 from tests.jobs.commands import CONTENTS, commit, invoke
 from tests.jobs.leasing import FAILED, STEP
 from tests.waiting import eventually
-from worker.playlist import PlaylistSegment, render_playlist
 
 # Reads a playlist again and again until it has an end, and a video once; a line of its log for each other content.
 PLAYER = """

@@ -28,6 +28,7 @@ def render_playlist(header: str, segments: Sequence[PlaylistSegment], *, ended: 
         f"#EXT-X-TARGETDURATION:{_target_duration_s(segments)}",
         "#EXT-X-MEDIA-SEQUENCE:0",
         "#EXT-X-PLAYLIST-TYPE:EVENT",
+        "#EXT-X-START:TIME-OFFSET=0",  # else a player that comes late begins near the end
         "#EXT-X-INDEPENDENT-SEGMENTS",
         f'#EXT-X-MAP:URI="{header}"',
         *(f"#EXTINF:{segment.duration_s:.6f},\n{segment.name}" for segment in segments),

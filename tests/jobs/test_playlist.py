@@ -1,4 +1,4 @@
-from worker.playlist import PlaylistSegment, render_playlist
+from jobs.playlist import PlaylistSegment, render_playlist
 
 FIRST = PlaylistSegment("segment-00000.m4s", 17 / 24)
 LAST = PlaylistSegment("segment-00001.m4s", 27 / 24)
@@ -11,6 +11,7 @@ def test_a_growing_playlist_lists_what_is_there_and_stays_open():
         "#EXT-X-TARGETDURATION:1\n"
         "#EXT-X-MEDIA-SEQUENCE:0\n"
         "#EXT-X-PLAYLIST-TYPE:EVENT\n"
+        "#EXT-X-START:TIME-OFFSET=0\n"
         "#EXT-X-INDEPENDENT-SEGMENTS\n"
         '#EXT-X-MAP:URI="init.mp4"\n'
         "#EXTINF:0.708333,\n"
