@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, IPvAnyAddress, PositiveFloat, PositiveInt
 
 from jobs.lease import LEASE_S
+from jobs.logs import LogFormat
 from jobs.request import Mode
 from jobs.settings import ClientSettings, default_cache_dir
 
@@ -20,14 +21,6 @@ class Backend(StrEnum):
     AUTO = "auto"  # NCCL where there is a GPU, else Gloo
     NCCL = "nccl"  # one GPU a rank
     GLOO = "gloo"  # on the CPU
-
-
-class LogFormat(StrEnum):
-    """How log lines look."""
-
-    AUTO = "auto"  # text on a terminal, else JSON
-    TEXT = "text"
-    JSON = "json"
 
 
 class WorkerSettings(ClientSettings):

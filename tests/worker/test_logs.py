@@ -23,8 +23,8 @@ import logging, structlog
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from worker.lane import Lane
+from jobs.logs import LogFormat
 from worker.logs import configure_logs, name_job, tell_line
-from worker.settings import LogFormat
 
 configure_logs(LogFormat.JSON)
 log, others, is_over = structlog.get_logger(), ThreadPoolExecutor(1), Event()
