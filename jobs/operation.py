@@ -11,6 +11,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
 
+from jobs.canceled import heeding_cancel
 from jobs.connection import redis_errors
 
 Answer = TypeVar("Answer")
@@ -42,7 +43,8 @@ async def run_async(operation: Operation[Answer], redis: AsyncRedis) -> Answer:
             call = next(operation)
             while True:
                 try:
-                    answer = await call(redis)
+                    with heeding_cancel():
+                        answer = await call(redis)
                 except RedisError as exc:
                     call = operation.throw(exc)
                 else:
