@@ -1,0 +1,1 @@
+"""The HTTP service: `h3render serve`. Needs the extra `http`."""

@@ -1,0 +1,1 @@
+"""Tests of jobs/http/webhooks, against a real receiver on loopback."""
