@@ -90,7 +90,7 @@ def submit(
     ] = False,
     key: Annotated[str | None, typer.Option(help="Submitting again with the same key gives the same job.")] = None,
     queue: Annotated[QueueName, typer.Option(help="Served in this order.")] = QueueName.DEFAULT,
-    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Noted at the end, for who calls it.")] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="That `h3render serve` calls at the end.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow it to its end.")] = False,
     url: Url = None,
     store: StoreUrl = None,

@@ -80,10 +80,11 @@ def put_picture(store: Store, source: str | Path) -> str:
 
 def read_picture(path: Path) -> Picture:
     """Raises PictureInvalid, naming the file, what was found there, and the remedy."""
-    return _recognise(str(path), _read(path))
+    return recognise_picture(str(path), _read(path))
 
 
-def _recognise(where: str, body: bytes) -> Picture:
+def recognise_picture(where: str, body: bytes) -> Picture:
+    """By its first bytes. Raises PictureInvalid, which begins with where it was found."""
     kind = next((kind for kind in KINDS if kind.head.match(body)), None)
     if kind is None:
         found = f"begins with {body[:_HEAD_BYTES]!r}" if body else "is empty"
@@ -203,7 +204,7 @@ def _require_object(store: Store, key: str) -> ListedObject:
 
 def _read_object(store: Store, key: str) -> Picture:
     _require_object(store, key)
-    return _recognise(store.url(key), store.get(key))
+    return recognise_picture(store.url(key), store.get(key))
 
 
 def _find_path(text: str, folder: Path) -> Path:

@@ -42,7 +42,7 @@ class Submission:
     request: GenerateRequest
     queue: str = QueueName.DEFAULT
     idempotency_key: str | None = None
-    webhook: str | None = None  # kept with the job and noted at its end, for whoever calls it
+    webhook: str | None = None  # noted at its end, for a service to call
     owner: Owner | None = None
 
     def __post_init__(self) -> None:

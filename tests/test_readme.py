@@ -9,6 +9,7 @@ import typer
 
 import h3render
 from jobs import Client, GenerateRequest
+from jobs.http.settings import ServeSettings
 from tests.waiting import eventually
 from worker.settings import WorkerSettings
 
@@ -40,7 +41,10 @@ def test_the_example_in_python_submits_a_job_and_follows_it_to_its_end(redis, re
     assert re.findall(r"kind='(\w+)'", capsys.readouterr().out) == ["queued", "canceled"]
 
 
-@pytest.mark.parametrize("name", WorkerSettings.model_fields)
+SETTINGS = WorkerSettings.model_fields | ServeSettings.model_fields
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_the_readme_tells_each_setting(name):
-    alias = WorkerSettings.model_fields[name].validation_alias
+    alias = SETTINGS[name].validation_alias
     assert f"`{alias or f'H3_{name.upper()}'}`" in README

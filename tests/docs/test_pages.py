@@ -6,6 +6,7 @@ import pytest
 
 import tests.docs.operations_page
 import tests.docs.test_batches
+import tests.docs.test_http_service
 import tests.docs.test_requests_and_events
 import tests.docs.test_web_backends
 import tests.end_to_end.test_base_install  # noqa: F401 - each of these takes its blocks when it is loaded

@@ -10,23 +10,29 @@ from pathlib import Path
 import pytest
 import yaml
 
+from jobs.http.cli import SHUTDOWN_S
+from jobs.http.settings import ServeSettings
 from worker.cli import EXIT_UNHEALTHY, EXIT_WRONG_USAGE
 from worker.departure import RESERVE_S
 from worker.serve import END_TIMEOUT_S
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent.parent
-UNIT = ROOT / "infra/h3render-worker.service"
+UNIT, SERVE_UNIT = (ROOT / f"infra/h3render-{name}.service" for name in ("worker", "serve"))
 # A worker ends within the first by itself, the fleet after it; the rest is for a slow machine.
 LEAST_GRACE_S = WorkerSettings.model_fields["drain_s"].default + max(RESERVE_S, END_TIMEOUT_S)
 
 
-@pytest.fixture(scope="module")
-def service():
+def read_service(unit):
     parser = ConfigParser(interpolation=None)
     parser.optionxform = str
-    parser.read(UNIT)
+    parser.read(unit)
     return parser["Service"]
+
+
+@pytest.fixture(scope="module")
+def service():
+    return read_service(UNIT)
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +40,12 @@ def compose():
     return yaml.safe_load((ROOT / "infra/compose.yaml").read_text())
 
 
-def test_systemd_understands_the_unit(tmp_path):
+@pytest.mark.parametrize("path", [UNIT, SERVE_UNIT], ids=["worker", "serve"])
+def test_systemd_understands_the_unit(tmp_path, path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd here")
-    unit = tmp_path / UNIT.name
-    unit.write_text(re.sub("^ExecStart=[^ ]+", f"ExecStart={sys.executable}", UNIT.read_text(), flags=re.MULTILINE))
+    unit = tmp_path / path.name
+    unit.write_text(re.sub("^ExecStart=[^ ]+", f"ExecStart={sys.executable}", path.read_text(), flags=re.MULTILINE))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -78,13 +85,28 @@ def test_compose_looks_at_the_page_that_the_worker_serves(compose):
     assert f"http://127.0.0.1:{port}/healthz" in worker["healthcheck"]["test"][-1]
 
 
+def test_the_service_has_time_to_end_and_stays_down_only_for_a_person():
+    service = read_service(SERVE_UNIT)
+    assert float(service["TimeoutStopSec"]) > 2 * SHUTDOWN_S
+    assert service["Restart"] == "on-failure"
+    assert int(service["RestartPreventExitStatus"]) == EXIT_WRONG_USAGE
+
+
+def test_compose_looks_at_the_page_of_the_service_where_it_listens(compose):
+    serve = compose["services"]["serve"]
+    port = ServeSettings.model_fields["serve_port"].default
+    assert f"http://127.0.0.1:{port}/healthz" in serve["healthcheck"]["test"][-1]
+    assert serve["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert serve["command"][-1] in serve["volumes"][0]
+
+
 def test_compose_keeps_what_must_not_be_lost(compose):
     services = compose["services"]
     assert services["redis"]["command"][1:] == ["--appendonly", "yes", "--maxmemory-policy", "noeviction"]
     for service in services.values():
         for volume in service["volumes"]:
             source = volume.partition(":")[0]
-            assert source.startswith("$") or source in compose["volumes"]
+            assert source.startswith(("$", "./")) or source in compose["volumes"]
 
 
 def test_compose_lets_nobody_in_from_outside(compose):

@@ -1,0 +1,34 @@
+"""What every part of the service works with."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import Request
+from redis.asyncio import Redis
+
+from jobs.async_client import AsyncClient
+from jobs.http.rates import Rates
+from jobs.http.settings import ServeSettings
+from jobs.http.tokens import Tokens
+from jobs.http.webhooks.settings import WebhookSettings
+from jobs.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Farm:
+    """One farm: its queue, its store, and who may use them."""
+
+    client: AsyncClient
+    store: Store
+    settings: ServeSettings
+    tokens: Tokens | None  # None: whoever is on this machine
+    rates: Rates
+    webhooks: WebhookSettings | None  # None: nobody is called
+
+    @property
+    def redis(self) -> Redis:
+        return self.client.redis
+
+
+def farm_of(request: Request) -> Farm:
+    return cast(Farm, request.app.state.farm)

@@ -1,0 +1,24 @@
+"""Whether the service can do its work, for supervisors and load balancers."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel
+
+from jobs.connection import redis_errors
+from jobs.http.farm import Farm, farm_of
+from jobs.http.refusals import ErrorReply
+
+router = APIRouter(tags=["health"])
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+
+
+@router.get("/healthz", responses={503: {"model": ErrorReply}}, openapi_extra={"security": []})
+async def healthz(farm: Annotated[Farm, Depends(farm_of)]) -> Health:
+    """Whether Redis answers. Needs no token."""
+    with redis_errors():
+        await farm.redis.ping()
+    return Health()

@@ -1,0 +1,42 @@
+"""The service of these tests: one for all that leave it as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.jobs.http.serving import ADA, BOB, OPERATOR, WEBHOOK_SECRET, Service, serving
+from tests.servers import RedisServer
+
+
+@pytest.fixture(scope="session")
+def shared_service(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder: Path = tmp_path_factory.mktemp("service")
+    never = {"request_limit": "1000000/minute", "submit_limit": "1000000/minute"}
+    with serving(shared_redis.url, folder, most_open=3, webhook_secret=WEBHOOK_SECRET, **never) as service:
+        yield service
+
+
+@pytest.fixture
+def service(redis, shared_service: Service) -> Service:
+    """With an empty queue."""
+    return shared_service
+
+
+@pytest.fixture
+def ada(service: Service) -> Iterator[httpx2.Client]:
+    with service.client(ADA) as client:
+        yield client
+
+
+@pytest.fixture
+def bob(service: Service) -> Iterator[httpx2.Client]:
+    with service.client(BOB) as client:
+        yield client
+
+
+@pytest.fixture
+def operator(service: Service) -> Iterator[httpx2.Client]:
+    with service.client(OPERATOR) as client:
+        yield client
