@@ -87,7 +87,11 @@ def check_webhook(url: str) -> None:
     try:
         parts = urlsplit(url)
         is_callable = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0  # of one that is no port's number it is a ValueError
+            and url.isprintable()
+            and " " not in url
         )
     except ValueError:
         is_callable = False

@@ -36,7 +36,7 @@ besides: events as they happen, a stream that plays while it is still decoded, c
 def build_app(settings: ServeSettings) -> FastAPI:
     """The service; what it needs is opened when it starts. Raises SettingsInvalid and StoreUnavailable."""
     tokens = None if settings.tokens_file is None else read_tokens(settings.tokens_file)
-    rates = Rates(settings.request_limit, settings.submit_limit)
+    rates = Rates(settings.request_limit, settings.submit_limit, settings.most_streams)
     store, webhooks = open_store(settings.store_url), _read_webhooks(settings)
 
     @asynccontextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 
 from jobs.async_client import AsyncJobHandle
 from jobs.errors import RedisUnavailable
@@ -25,9 +26,17 @@ async def is_at_end(job: AsyncJobHandle, since: str | None) -> bool:
     return (await job.status()).is_ended and not await job.news(since=since)
 
 
-async def stream_events(job: AsyncJobHandle, since: str | None) -> AsyncIterator[bytes]:
+async def stream_events(
+    job: AsyncJobHandle, since: str | None, meanwhile: AbstractContextManager[None]
+) -> AsyncIterator[bytes]:
     """All events after one, to the last. While Redis is away it waits: nothing is told twice or left out."""
-    yield f"retry: {AGAIN_S * 1000:.0f}\n\n".encode()
+    with meanwhile:
+        yield f"retry: {AGAIN_S * 1000:.0f}\n\n".encode()
+        async for told in _follow(job, since):
+            yield told
+
+
+async def _follow(job: AsyncJobHandle, since: str | None) -> AsyncIterator[bytes]:
     while True:
         try:
             async for event in job.events(since=since, timeout_s=KEEP_ALIVE_S):

@@ -2,6 +2,9 @@
 
 import math
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from limits import RateLimitItem
 from limits.aio.storage import MemoryStorage
@@ -9,12 +12,16 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from jobs.http.refusals import Refusal
 
+STREAM_ENDS_S = "10"  # or so
+
 
 class Rates:
     """Counts what callers do; whoever has no token is not counted."""
 
-    def __init__(self, requests: RateLimitItem, submits: RateLimitItem) -> None:
+    def __init__(self, requests: RateLimitItem, submits: RateLimitItem, most_streams: int) -> None:
         self._requests, self._submits = requests, submits
+        self._most_streams = most_streams
+        self._streams: Counter[str] = Counter()
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
 
     async def count_request(self, caller: str) -> None:
@@ -24,6 +31,25 @@ class Rates:
     async def count_submit(self, caller: str) -> None:
         """Raises Refusal."""
         await self._count(self._submits, "submits", caller)
+
+    @contextmanager
+    def streaming(self, caller: str) -> Iterator[None]:
+        """Count an event stream meanwhile. Ask `require_stream` before its answer begins."""
+        self._streams[caller] += 1
+        try:
+            yield
+        finally:
+            self._streams[caller] -= 1
+
+    def require_stream(self, caller: str) -> None:
+        """Raises Refusal if the caller has as many streams as they may."""
+        if caller and self._streams[caller] >= self._most_streams:
+            raise Refusal(
+                429,
+                "too_many_streams",
+                f"{caller} follows {self._most_streams} event streams, and may follow no more: end one",
+                {"Retry-After": STREAM_ENDS_S},
+            )
 
     async def _count(self, limit: RateLimitItem, what: str, caller: str) -> None:
         if not caller or await self._limiter.hit(limit, what, caller):

@@ -29,6 +29,7 @@ class ServeSettings(ClientSettings):
     request_limit: Rate = Field(default_factory=lambda: parse("1200/minute"))  # of one token, by each service process
     submit_limit: Rate = Field(default_factory=lambda: parse("60/minute"))  # likewise
     most_open: PositiveInt = 100  # renders of one token that have not ended
+    most_streams: PositiveInt = 200  # of events, of one token, by each service process
     most_body_bytes: PositiveInt = 64 << 20  # of a request, pictures and all
     lease_s: PositiveFloat = LEASE_S  # as the workers have it
     log_format: LogFormat = LogFormat.AUTO

@@ -142,6 +142,7 @@ async def content(
 async def events(
     job: Found,
     farm: FarmOf,
+    caller: Call,
     last_event_id: Annotated[str, Header(pattern=EVENT_ID)] = "",
     since: Annotated[str, Query(pattern=EVENT_ID, description="what Last-Event-ID says, for who cannot")] = "",
 ) -> Response:
@@ -150,7 +151,8 @@ async def events(
     handle = await farm.client.job(job.id)
     if await event_stream.is_at_end(handle, after):
         return Response(status_code=204)
-    told = event_stream.stream_events(handle, after)
+    farm.rates.require_stream(caller.name)
+    told = event_stream.stream_events(handle, after, farm.rates.streaming(caller.name))
     return StreamingResponse(told, media_type=event_stream.MEDIA_TYPE, headers=event_stream.HEADERS)
 
 

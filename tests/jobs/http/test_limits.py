@@ -3,6 +3,7 @@
 import pytest
 
 from tests.jobs.http.serving import BOB, serving
+from tests.waiting import eventually
 
 WISH = {"prompt": "a red kite", "frames": 22}
 
@@ -40,6 +41,23 @@ def test_submits_have_a_limit_of_their_own(strict, redis):
     _, client = strict
     assert [client.post("/v1/videos", json=WISH).status_code for _ in range(3)] == [200, 200, 429]
     assert redis.llen("rq:queue:default") == 2
+
+
+def test_a_token_has_so_many_event_streams_and_no_more(redis, redis_url, tmp_path):
+    with serving(redis_url, tmp_path, most_streams=1) as service, service.client() as client:
+        url = f"/v1/videos/{client.post('/v1/videos', json=WISH).json()['id']}/events"
+        with client.stream("GET", url) as first:
+            lines = first.iter_lines()
+            assert next(lines)
+            refused = client.get(url)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_streams")
+            assert int(refused.headers["retry-after"]) > 0
+        eventually(lambda: streams(client, url))  # the service has noticed that the first is over
+
+
+def streams(client, url):
+    with client.stream("GET", url) as answer:
+        return answer.status_code == 200
 
 
 def test_a_body_that_is_too_large_is_refused_whether_or_not_it_says_so(strict, redis):
