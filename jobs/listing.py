@@ -111,9 +111,12 @@ def list_jobs(
 
 def describe_jobs(ids: Sequence[str]) -> Operation[list[ListedJob]]:
     """These jobs, in their order, as a list shows them; those that nobody knows, or is to be shown, are left out."""
-    farm = yield from _read_farm()
-    found = yield from _read_records(ids, farm)
+    *answers, time = yield pipeline(*map(_ask_record, ids), lambda redis: redis.time())
+    found = [_parse_record(job_id, answer, parse_time(time)) for job_id, answer in zip(ids, answers, strict=True)]
     shown = [job for job in found if job.record.state is not JobState.UNKNOWN and not job.is_hidden]
+    # What workers there are, those that wait depend on alone; and they may be many.
+    needs_farm = any(job.record.state is JobState.QUEUED for job in shown)
+    farm = (yield from _read_farm()) if needs_farm else _Farm((), frozenset(), (), parse_time(time))
     return (yield from _add_positions((yield from _describe(shown, farm, frozenset(JobState)))))
 
 
@@ -158,14 +161,14 @@ def _both_ends(key: str) -> Iterator[Place]:
 
 def _read_records(ids: Sequence[str], farm: _Farm) -> Operation[list[_Found]]:
     answers = yield pipeline(*map(_ask_record, ids))
-    return [_parse_record(job_id, answer, farm) for job_id, answer in zip(ids, answers, strict=True)]
+    return [_parse_record(job_id, answer, farm.now_s) for job_id, answer in zip(ids, answers, strict=True)]
 
 
 def _ask_record(job_id: str) -> Call:
     return lambda redis: redis.hmget(JOB_KEY.format(job_id=job_id), _FIELDS)
 
 
-def _parse_record(job_id: str, answer: Sequence[bytes | None], farm: _Farm) -> _Found:
+def _parse_record(job_id: str, answer: Sequence[bytes | None], now_s: float) -> _Found:
     told = dict(zip(_FIELDS, (read_text(value) for value in answer), strict=True))
     record = JobFacts(
         state=parse_state(told["h3_outcome"], told["status"], told["h3_lease"]),
@@ -174,7 +177,7 @@ def _parse_record(job_id: str, answer: Sequence[bytes | None], farm: _Farm) -> _
         attempt=read_number(told["h3_attempts"]) or 0,
         worker=told["worker_name"],
         lease_until_ms=None,
-        now_s=farm.now_s,
+        now_s=now_s,
     )
     return _Found(
         job_id,
