@@ -10,7 +10,7 @@ TESTS ?=
 REPORT ?=
 SEED ?= 1
 
-.PHONY: demo test check format bench bench-controller bench-queue chaos overnight clean install
+.PHONY: demo test check format browser bench bench-controller bench-queue bench-service chaos overnight clean install
 
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
@@ -36,6 +36,18 @@ format: $(INSTALLED)
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
+# A Chromium for the tests of the page, from the system's packages; nothing if there is one (H3_BROWSER names another).
+browser:
+	@for name in "$$H3_BROWSER" chromium chromium-browser google-chrome google-chrome-stable; do \
+		test -z "$$name" || ! command -v "$$name" >/dev/null || exit 0; \
+	done; \
+	if command -v apt-get >/dev/null && test "$$(id -u)" = 0; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "the page's tests need Chromium: install it (apt-get install chromium), or name one in H3_BROWSER" >&2; \
+		exit 1; \
+	fi
+
 # One denoise step of the untrained tiny model on this machine, as JSON.
 bench: $(INSTALLED)
 	@test -d build/bench-checkpoint || $(BIN)/h3render checkpoint tiny build/bench-checkpoint
@@ -48,6 +60,11 @@ bench-controller: $(INSTALLED)
 # What queue, lease, events and uploads add to a render on this machine, against its goals. REPORT=FILE.json keeps it.
 bench-queue: $(INSTALLED)
 	@$(BIN)/python tools/bench_queue $(REPORT)
+
+# The HTTP service under 200 clients that poll and 50 that stream, for a minute with one restart of Redis in it: no event
+# lost or doubled, no answer but right ones and a clear 503. REPORT=FILE.json keeps the outcome.
+bench-service: $(INSTALLED)
+	@$(BIN)/python tools/bench_service $(REPORT)
 
 # 200 short jobs on four workers, while these, their ranks, Redis and the store are killed, stopped and ended at random
 # moments: nothing may be lost, doubled or wrong. SEED=N draws other moments, REPORT=FILE.json keeps the outcome.

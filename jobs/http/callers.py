@@ -55,14 +55,14 @@ def find_caller(request: Request, tokens: Tokens | None) -> Caller:
     """Raises Refusal for one who is nobody, or whose browser was led here by another page."""
     if tokens is None:
         _require_local(request)
-        _require_own_page(request)
+        require_own_page(request)
         return LOCAL
     if header := request.headers.get("authorization"):
         scheme, _, text = header.partition(" ")
         token = tokens.find(text.strip()) if scheme.lower() == "bearer" else None
         return _caller(token)
     caller = _caller(open_sealed(request.cookies.get(COOKIE, ""), tokens))
-    _require_own_page(request)
+    require_own_page(request)
     return caller
 
 
@@ -95,7 +95,8 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def _require_own_page(request: Request) -> None:
+def require_own_page(request: Request) -> None:
+    """Raises Refusal for what another site's page has made a browser send."""
     if request.method in SAFE:
         return
     origin = request.headers.get("origin")

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from jobs.http.bodies import read_body
+from jobs.http.callers import require_own_page
 from jobs.http.farm import Farm, farm_of
 from jobs.http.page.answers import SIGN_IN, PageRoute, frame, go_to, show
 from jobs.http.page.rendering import render
@@ -24,6 +25,7 @@ async def ask(farm: FarmOf) -> Response:
 
 @router.post("/login")
 async def sign_in(request: Request, farm: FarmOf) -> Response:
+    require_own_page(request)  # which else could sign somebody in as another
     typed = (await read_body(request)).fields.get("token", "")
     token = farm.tokens.find(str(typed).strip()) if farm.tokens is not None else None
     if token is None:
@@ -35,7 +37,8 @@ async def sign_in(request: Request, farm: FarmOf) -> Response:
 
 
 @router.post("/logout")
-async def sign_out() -> Response:
+async def sign_out(request: Request) -> Response:
+    require_own_page(request)
     answer = go_to(SIGN_IN)
     answer.delete_cookie(COOKIE)
     return answer

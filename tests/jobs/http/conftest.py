@@ -40,3 +40,10 @@ def bob(service: Service) -> Iterator[httpx2.Client]:
 def operator(service: Service) -> Iterator[httpx2.Client]:
     with service.client(OPERATOR) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def open_service(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Whoever is on this machine may use it: it has no tokens."""
+    with serving(shared_redis.url, tmp_path_factory.mktemp("open"), tokens_file=None) as service:
+        yield service

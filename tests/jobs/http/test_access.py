@@ -3,7 +3,7 @@
 import pytest
 
 from tests.jobs.http.rendering import Render
-from tests.jobs.http.serving import ADA, TOKENS, serving
+from tests.jobs.http.serving import ADA, TOKENS
 
 WISH = {"prompt": "a red kite", "frames": 22}
 EVERY_USE = [
@@ -86,13 +86,6 @@ def test_only_the_pieces_of_the_stream_are_below_the_playlist(ada, render, name)
     assert ada.get(f"/v1/videos/{render}/hls/1/{name}").status_code == 404
 
 
-@pytest.fixture(scope="module")
-def open_service(shared_redis, tmp_path_factory):
-    """One without tokens."""
-    with serving(shared_redis.url, tmp_path_factory.mktemp("open"), tokens_file=None) as service:
-        yield service
-
-
 @pytest.fixture
 def anyone(redis, open_service):
     with open_service.client(None) as client:
@@ -117,6 +110,14 @@ def test_another_sites_page_submits_nothing(anyone, redis, headers):
     answer = anyone.post("/v1/videos", data={"prompt": "x"}, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_site")
     assert not redis.llen("rq:queue:default")
+
+
+def test_another_sites_page_signs_nobody_in(service):
+    with service.client(None) as nobody:
+        signed_in = nobody.post("/login", data={"token": ADA})
+        assert (signed_in.status_code, "h3render" in signed_in.cookies) == (303, True)
+        foreign = nobody.post("/login", data={"token": ADA}, headers={"Origin": "https://evil.example"})
+        assert (foreign.status_code, "h3render" in foreign.cookies) == (403, False)
 
 
 def test_tokens_are_listed_nowhere(ada, operator):
