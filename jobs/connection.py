@@ -39,7 +39,9 @@ def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOU
     return redis
 
 
-async def connect_async(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> AsyncRedis:
+async def connect_async(
+    settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES
+) -> AsyncRedis:
     """An asyncio client that has answered. Raises RedisUnavailable with the remedy."""
     url = await asyncio.to_thread(redis_url, settings)  # which may have to start the embedded server
     with _url_errors(url):
@@ -48,7 +50,7 @@ async def connect_async(settings: ClientSettings, *, answer_timeout_s: float = A
             max_connections=MOST_CONNECTIONS,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=answer_timeout_s,
-            retry=AsyncRetry(_backoff(), RETRIES),
+            retry=AsyncRetry(_backoff(), retries),
         )
     with redis_errors(f"Redis at {shown(url)}"):
         await redis.ping()
@@ -172,6 +174,11 @@ def redis_errors(where: str = "Redis") -> Iterator[None]:
         raise RedisUnavailable(f"{where} refuses a command ({exc}): {_find_remedy(str(exc))}") from exc
     except MaxConnectionsError as exc:
         raise RedisUnavailable(f"{exc}: each follower of a job has one of its own; share what is followed") from exc
+    except RuntimeError as exc:
+        if "closed" not in str(exc):
+            raise
+        # What uvloop says, and asyncio does not, when the connection was closed a moment ago.
+        raise RedisUnavailable(f"{where} has closed the connection ({exc}): try again") from exc
     except RedisError as exc:
         raise RedisUnavailable(
             f"{where} does not answer ({exc}): start it, or correct REDIS_URL, "

@@ -254,6 +254,8 @@ def _judge(job_id: str, record: JobFacts, queued: Queued | None, latest: Sequenc
 def _add_positions(jobs: Sequence[ListedJob]) -> Operation[list[ListedJob]]:
     """Where those that wait are in their queues: looked for from the end, where the latest are."""
     waiting = [job for job in jobs if job.state in _WAITS]
+    if not waiting:
+        return list(jobs)
     indices = yield pipeline(*map(_ask_index, waiting))
     positions = {job.id: index + 1 for job, index in zip(waiting, indices, strict=True) if index is not None}
     return [job.model_copy(update={"position": positions.get(job.id)}) for job in jobs]

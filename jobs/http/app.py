@@ -23,6 +23,8 @@ from jobs.http.webhooks.settings import WebhookSettings
 from jobs.http.webhooks.signature import parse_secret
 from jobs.store import open_store
 
+ANSWER_TIMEOUT_S = 4.0  # of a Redis that hangs: a caller is told before they give up themselves
+
 
 def build_app(settings: ServeSettings) -> FastAPI:
     """The service; what it needs is opened when it starts. Raises SettingsInvalid and StoreUnavailable."""
@@ -32,10 +34,11 @@ def build_app(settings: ServeSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncClient(await connect_async(settings), store) as client:
+        redis = await connect_async(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=1)
+        async with AsyncClient(redis, store) as client:
             app.state.farm = Farm(client, store, settings, tokens, rates, webhooks)
-            with connect(settings) as redis:
-                async with background.running(app.state.farm, redis):
+            with connect(settings) as blocking:
+                async with background.running(app.state.farm, blocking):
                     yield
 
     app = FastAPIOffline(

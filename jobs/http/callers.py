@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
-from jobs.http.farm import Farm, farm_of
+from jobs.http.farm import FarmOf
 from jobs.http.refusals import Refusal
 from jobs.http.sessions import COOKIE, open_sealed
 from jobs.http.tokens import Token, Tokens
@@ -41,7 +41,7 @@ class Caller:
 LOCAL = Caller("", sees_all=True)
 
 
-async def identify(request: Request, farm: Annotated[Farm, Depends(farm_of)]) -> Caller:
+async def identify(request: Request, farm: FarmOf) -> Caller:
     """The caller, unless they are over their limit. Raises Refusal."""
     caller = find_caller(request, farm.tokens)
     await farm.rates.count_request(caller.name)

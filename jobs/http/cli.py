@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 EXIT_TRY_LATER = 75  # as in docs/operations.md
+BACKLOG = 2048
 SHUTDOWN_S = 2  # for answers that are on their way; event streams go on with the next service
 
 
@@ -86,6 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
+        listener.listen(BACKLOG)  # before the URL is told
     except OSError as exc:
         listener.close()
         raise SettingsInvalid(f"{host}:{port} cannot be listened on ({exc.strerror}): choose another --port") from exc

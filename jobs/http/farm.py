@@ -1,9 +1,9 @@
 """What every part of the service works with."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 from redis.asyncio import Redis
 
 from jobs.async_client import AsyncClient
@@ -30,5 +30,8 @@ class Farm:
         return self.client.redis
 
 
-def farm_of(request: Request) -> Farm:
+async def farm_of(request: Request) -> Farm:  # not `def`: that costs each request a way through the thread pool
     return cast(Farm, request.app.state.farm)
+
+
+FarmOf = Annotated[Farm, Depends(farm_of)]

@@ -10,7 +10,7 @@ from jobs.http import event_stream
 from jobs.http.bodies import read_wish
 from jobs.http.callers import Call
 from jobs.http.content import answer_with
-from jobs.http.farm import Farm, farm_of
+from jobs.http.farm import FarmOf
 from jobs.http.refusals import ErrorReply
 from jobs.http.renders import cancel_render, delete_render, find_render, list_renders, submit_render
 from jobs.http.video import Video, tell_video
@@ -22,7 +22,6 @@ POLL_AFTER_MS = "1000"  # OpenAI's clients go by it, where they poll
 EVENT_ID = r"^([0-9]{1,19}(-[0-9]{1,19})?)?$"  # or nothing, as the first time
 HLS = "application/vnd.apple.mpegurl"
 
-FarmOf = Annotated[Farm, Depends(farm_of)]
 VideoId = Annotated[str, Path(description="as POST /v1/videos told it", max_length=100)]
 
 

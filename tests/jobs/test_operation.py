@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from jobs.errors import RedisUnavailable
 from jobs.operation import run_async
 
 
@@ -42,3 +43,19 @@ def test_a_cancel_that_a_library_forgets_is_heeded_and_what_cleans_up_after_it_g
     cleaned = []
     asyncio.run(begin_and_cancel())
     assert cleaned == ["an answer"]
+
+
+def test_a_connection_that_uvloop_finds_closed_is_redis_being_away():
+    async def write_to_closed(_):
+        raise RuntimeError("unable to perform operation on <UnixTransport closed=True>; the handler is closed")
+
+    with pytest.raises(RedisUnavailable, match="has closed the connection"):
+        asyncio.run(run_async(asking(write_to_closed), None))
+
+
+def test_what_else_goes_wrong_is_told_as_it_is():
+    async def fail(_):
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        asyncio.run(run_async(asking(fail), None))

@@ -13,7 +13,7 @@ from jobs.batch.states import RowStatus, cancel_rows, read_statuses, retry_rows
 from jobs.connection import connect
 from jobs.errors import JobNotFound
 from jobs.http.callers import Call, Caller
-from jobs.http.farm import Farm, farm_of
+from jobs.http.farm import FarmOf
 from jobs.http.page.answers import PageRoute, frame, go_to, show, show_live, tag_of
 from jobs.http.page.batch_reading import ROWS_STEP, BatchReader
 from jobs.http.page.rendering import render
@@ -22,7 +22,7 @@ MOST_ROWS = 40 * ROWS_STEP
 ANSWER_TIMEOUT_S = 5.0  # a thread that waits is no use to others
 
 
-def _reader_of(request: Request, farm: Annotated[Farm, Depends(farm_of)]) -> BatchReader:
+async def _reader_of(request: Request, farm: FarmOf) -> BatchReader:
     """One for the whole service: what was read lately is kept there."""
     state = request.app.state
     if not hasattr(state, "batch_reader"):

@@ -1,19 +1,16 @@
 """`/login` and `/logout`: a token of the service for a cookie, and away with it."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from jobs.http.bodies import read_body
 from jobs.http.callers import require_own_page
-from jobs.http.farm import Farm, farm_of
+from jobs.http.farm import FarmOf
 from jobs.http.page.answers import SIGN_IN, PageRoute, frame, go_to, show
 from jobs.http.page.rendering import render
 from jobs.http.sessions import COOKIE, SESSION_S, seal
 
 UNKNOWN = "This token is not known here."
 
-FarmOf = Annotated[Farm, Depends(farm_of)]
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 

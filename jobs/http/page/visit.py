@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from jobs.errors import RedisUnavailable
 from jobs.http.callers import Call, Caller
-from jobs.http.farm import Farm, farm_of
+from jobs.http.farm import Farm, FarmOf
 from jobs.http.page.answers import AWAY, Note, frame, show, tag_of
 from jobs.http.page.batch_reading import BatchReader
 from jobs.http.page.batch_routes import Batches
@@ -64,7 +64,7 @@ class Visitor:
         return show(html, status)
 
 
-def _find_visitor(request: Request, farm: Annotated[Farm, Depends(farm_of)], caller: Call, batches: Batches) -> Visitor:
+async def _find_visitor(request: Request, farm: FarmOf, caller: Call, batches: Batches) -> Visitor:
     state = request.app.state
     if not hasattr(state, "shared_looks"):
         state.shared_looks = SharedLooks()

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from jobs.http import event_stream
+from jobs.http import app, event_stream
 from tests.jobs.http.rendering import Render
 from tests.jobs.http.serving import read_told, serving
 
@@ -93,3 +93,15 @@ def test_a_stream_outlasts_a_restart_of_redis_and_others_get_a_clear_503(redis_s
             render.finish()
             assert kinds(told) == ["step_done", "finished"]
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_redis_that_hangs_is_told_of_before_a_caller_gives_up(redis_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "ANSWER_TIMEOUT_S", 0.3)
+    with serving(redis_server.url, tmp_path) as service, service.client() as client:
+        assert client.get("/v1/videos").status_code == 200
+        redis_server.pause()
+        try:
+            assert client.get("/v1/videos").status_code == client.get("/healthz").status_code == 503
+        finally:
+            redis_server.resume()
+        assert client.get("/v1/videos").status_code == 200
