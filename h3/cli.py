@@ -47,9 +47,12 @@ def write_tiny_checkpoint(
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write an untrained H3 of toy size, in the official layout: for trying things out; its picture is noise."""
-    from h3.tiny import write_tiny
+    from h3.model_folder import require_new
 
     with plain_errors():
+        require_new(folder)
+        from h3.tiny import write_tiny  # after that: it imports for seconds
+
         write_tiny(folder, seed)
     typer.echo(folder)
 

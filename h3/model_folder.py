@@ -56,6 +56,12 @@ class ModelFolder:
         return _digest(parts | {self.video_vae: video_vae_files(self.video_vae)}, [beside] if beside else [])
 
 
+def require_new(root: Path) -> None:
+    """Raises CheckpointError if there is a checkpoint already."""
+    if ModelFolder.below(root).transformer.exists():
+        raise CheckpointError(f"{root} holds a checkpoint: name a new folder, or delete that one first")
+
+
 def digest(parts: Iterable[Path]) -> str:
     """Of folders and files that have their tensors in them: what identifies them together."""
     return _digest({part: part for part in parts})

@@ -16,9 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from h3.config import DenoiserConfig
 from h3.convert import Target, save_denoiser
-from h3.errors import CheckpointError
 from h3.model import MODEL_DTYPE, Denoiser
-from h3.model_folder import ModelFolder
+from h3.model_folder import ModelFolder, require_new
 from h3.tensor_file import write_tensors
 from h3.text_files import LAYER_KEY
 from h3.tokenizer import EXTRA_TOKENS
@@ -62,9 +61,8 @@ def write_tiny(root: Path, seed: int) -> ModelFolder:
 
     Raises CheckpointError if there is a checkpoint already.
     """
+    require_new(root)
     folder = ModelFolder.below(root)
-    if folder.transformer.exists():
-        raise CheckpointError(f"{root} holds a checkpoint: name a new folder, or delete that one first")
     disable_progress_bar()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers' audio autoencoder uses torch's old weight norm

@@ -54,6 +54,7 @@ def worker(
     if context.invoked_subcommand is not None:
         return
     from worker.logs import configure_logs
+    from worker.surroundings import require_surroundings
 
     with plain_errors(), start_refusals():
         settings = read_settings(
@@ -69,7 +70,8 @@ def worker(
             metrics_port=metrics_port,
         )
         configure_logs(settings.log_format)
-        # Here, for torch takes a second to import, and a wrong setting is told without it. With the collector off
+        require_surroundings(settings)
+        # Here, for torch takes a second to import, and what is wrong so far is told without it. With the collector off
         # that takes a seventh less time.
         with uncollected_imports():
             from worker.serve import serve

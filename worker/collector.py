@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
-    """Off for the imports within, and on afterwards, whatever they raise; it never looks at what they made."""
+    """Off for the imports within, and as before afterwards, whatever they raise; it never looks at what they made."""
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
         gc.freeze()
     finally:
-        gc.enable()
+        if was_on:
+            gc.enable()

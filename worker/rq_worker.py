@@ -59,10 +59,10 @@ from worker.outputs import OutputLimits, Outputs
 from worker.settings import WorkerSettings
 from worker.stall import StallLimits, StallWatch
 from worker.standing import Standing
+from worker.surroundings import ANSWER_TIMEOUT_S
 from worker.view import View
 from worker.vitals import Growth, GrowthLimits, read_ranks
 
-ANSWER_TIMEOUT_S = 5  # of Redis: a worker asks for nothing that takes longer
 _IDLE_S = 0.5  # between two looks at the queues, if no word comes
 _RETRY_S = 1.0
 _RECORD_TTL_S = 90  # of RQ's record of this worker, beyond a lease

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -15,7 +14,7 @@ import torch
 from redis import Redis
 from redis.exceptions import RedisError
 
-from jobs.connection import connect, redis_errors, redis_url, require_usable
+from jobs.connection import connect, redis_errors, redis_url
 from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
 from jobs.request import Mode
@@ -27,9 +26,10 @@ from worker.life import FailedStart, Life, hold_signals, reap_former_children, s
 from worker.logs import tell_line
 from worker.mgpu import ControllerShutdownError, FatalFleetError, MGPUController, MGPURunner, RunnerError
 from worker.monitor import pages
-from worker.rq_worker import ANSWER_TIMEOUT_S, RenderWorker
+from worker.rq_worker import RenderWorker
 from worker.settings import Backend, WorkerSettings
 from worker.standing import Standing
+from worker.surroundings import ANSWER_TIMEOUT_S
 
 CPU_WORLD_SIZE = 2
 END_TIMEOUT_S = 5.0  # of an idle fleet
@@ -42,14 +42,12 @@ def serve(settings: WorkerSettings, queues: Sequence[str], *, burst: bool) -> No
     """Serve until told to stop (or, with `burst`, until the queues are empty).
 
     Starts over in the same process when the fleet is lost, or does not start. Everything that can be refused is refused
-    before the model is loaded. Raises RedisUnavailable, StoreUnavailable, StartRefused, and Unhealthy.
+    before the model is loaded; what is around the worker has been looked at: `surroundings.py`. Raises
+    RedisUnavailable, StoreUnavailable, StartRefused, and Unhealthy.
     """
     life = Life.take_up()
     redis = connect(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=0)  # the worker tries again by itself
-    require_usable(redis)
     store = open_store(settings.store_url)
-    store.check()
-    check_spool(settings.spool_dir)
     backend = choose_backend(settings.backend)
     world_size = choose_world_size(settings.world_size, backend)
     runner, setup = choose_runner(settings, world_size)
@@ -96,12 +94,6 @@ def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: Fle
     except RedisError as exc:
         log.warning("Redis cannot be told that this worker is unhealthy", error=str(exc))
     raise Unhealthy(reason) from error
-
-
-def check_spool(folder: Path | None) -> None:
-    """Raises StartRefused unless outputs can wait there."""
-    if folder is not None and not os.access(folder, os.W_OK | os.X_OK):
-        raise StartRefused(f"H3_SPOOL_DIR {folder} is no folder that this user can write: make it, or name another")
 
 
 def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import worker.cli
 import worker.logs
+import worker.surroundings
 from h3.runner import H3Runner
 from worker.collector import uncollected_imports
 
@@ -44,6 +45,13 @@ def test_the_collector_is_off_within_and_on_afterwards():
     assert gc.isenabled()
 
 
+def test_the_collector_stays_off_after_imports_within_others():
+    with uncollected_imports():
+        with uncollected_imports():
+            pass
+        assert not gc.isenabled()
+
+
 def test_the_collector_is_on_after_an_import_that_fails():
     with pytest.raises(ImportError), uncollected_imports():
         import there_is_no_such_module  # noqa: F401
@@ -54,6 +62,7 @@ def test_a_worker_serves_with_the_collector_on(monkeypatch):
     seen = Seen("serve")
     monkeypatch.setitem(sys.modules, "worker.serve", seen)
     monkeypatch.setattr(worker.logs, "configure_logs", lambda _: None)
+    monkeypatch.setattr(worker.surroundings, "require_surroundings", lambda _: None)
     done = CliRunner().invoke(worker.cli.app, ["worker"])
     assert done.exit_code == 0, done.output
     assert (seen.while_imported, seen.later) == (False, True)

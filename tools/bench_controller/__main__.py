@@ -7,17 +7,21 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a folder that is run sees only its inside
 
-from tools.bench_controller.fleets import Fleets, Setting
-from tools.bench_controller.measured import Measured
-from tools.bench_controller.report import print_table, write_report
-from tools.bench_controller.rows import Row, all_rows, judge
-from worker.mgpu import AsymmetricRunnerError, SymmetricRunnerError
+from worker.collector import uncollected_imports
+
+with uncollected_imports():
+    import torch
+
+    from tools.bench_controller.fleets import Fleets, Setting
+    from tools.bench_controller.measured import Measured
+    from tools.bench_controller.report import print_table, write_report
+    from tools.bench_controller.rows import Row, all_rows, judge
+    from worker.mgpu import AsymmetricRunnerError, SymmetricRunnerError
 
 SLUGS = ", ".join(row.slug for row in all_rows(soak_jobs=1))
 

@@ -17,12 +17,15 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a folder that is run sees only its inside
 
-from jobs.errors import JobsError
-from tools.bench_queue.farm import Farm, private_redis
-from tools.bench_queue.measured import Amount, Measured
-from tools.bench_queue.report import print_table, write_report
-from tools.bench_queue.rows import ROWS, Row, Verdict
-from worker.mgpu import AsymmetricRunnerError, SymmetricRunnerError
+from worker.collector import uncollected_imports
+
+with uncollected_imports():
+    from jobs.errors import JobsError
+    from tools.bench_queue.farm import Farm, private_redis
+    from tools.bench_queue.measured import Amount, Measured
+    from tools.bench_queue.report import print_table, write_report
+    from tools.bench_queue.rows import ROWS, Row, Verdict
+    from worker.mgpu import AsymmetricRunnerError, SymmetricRunnerError
 
 SLUGS = ", ".join(row.slug for row in ROWS)
 
