@@ -223,7 +223,7 @@ def biased_model():
 
 @torch.inference_mode()
 def check_final_projection(group):
-    whole, sharded = (Untrained(CONFIG).load(CPU, Precision.FP32) for _ in range(2))
+    whole, sharded = (copy.deepcopy(whole_model(CONFIG, Precision.FP32)) for _ in range(2))
     whole.blocks, sharded.blocks = torch.nn.ModuleList(), torch.nn.ModuleList()
     shard_tokens(sharded, group, layers_see_all_rows=False)
     timesteps = make_schedule(4).timesteps()[1]
@@ -294,7 +294,8 @@ class Kept(Untrained):
 
 @cache
 def whole_model(config, precision):
-    return Untrained(config).load(CPU, precision)
+    with torch.inference_mode(False):  # whoever asks first
+        return Untrained(config).load(CPU, precision)
 
 
 def in_memory(whole: Denoiser, trim: Trim) -> Denoiser:
@@ -351,7 +352,7 @@ def check_few_tokens(group, mode):
     positions = torch.rand(tokens, 3, generator=torch.Generator().manual_seed(3)) * 40
     found, expected = (
         model.velocity(x, model.rotary(positions), spans, model.modulation(torch.tensor([0.3, 0.6])))
-        for model in (spread_model(mode, Precision.FP32, group), Untrained(CONFIG).load(CPU, Precision.FP32))
+        for model in (spread_model(mode, Precision.FP32, group), whole_model(CONFIG, Precision.FP32))
     )
     assert (found.video.shape, found.audio.shape) == (expected.video.shape, expected.audio.shape)
     # Of all values together: so few have no mean rounding each.

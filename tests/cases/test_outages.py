@@ -6,6 +6,7 @@ import time
 import pytest
 
 from jobs import events
+from jobs.workers import WorkerState
 from tests.cases.runners import Script
 from tests.waiting import eventually
 
@@ -28,7 +29,7 @@ def test_case_10_a_job_that_ends_while_redis_is_down_is_recorded_when_it_is_back
 
 
 @pytest.mark.slow
-def test_case_10_a_worker_that_idles_while_redis_is_frozen_says_so_and_goes_on(own_farm, full):
+def test_case_10_a_worker_that_idles_while_redis_is_frozen_says_so_and_goes_on_and_stops_when_told_to(own_farm, full):
     worker = own_farm.start_ready()
     own_farm.server.pause()
     frozen_at = time.monotonic()
@@ -40,9 +41,7 @@ def test_case_10_a_worker_that_idles_while_redis_is_frozen_says_so_and_goes_on(o
     assert job.wait(timeout_s=60).attempt == 1
     assert worker.process.poll() is None
 
-
-def test_a_worker_that_is_told_to_stop_while_redis_is_frozen_stops(own_farm):
-    worker = own_farm.start_ready()
+    eventually(lambda: own_farm.states() == [WorkerState.READY])
     own_farm.server.pause()
     worker.send(signal.SIGTERM)
     assert worker.process.wait(25) == 0

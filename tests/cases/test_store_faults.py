@@ -16,7 +16,9 @@ def s3_farm(farm, faulty_s3, s3_store_url):
     return farm
 
 
-def test_case_11_faults_that_pass_cost_nothing(s3_farm, faulty_s3, watched):
+def test_case_11_faults_that_pass_cost_nothing_even_if_they_are_more_than_the_library_tries(
+    s3_farm, faulty_s3, watched
+):
     faulty_s3.answer(500, times=3, containing="segment-00001")
     faulty_s3.reset(times=1, containing="segment-00002")
     faulty_s3.lose_answer(times=1, containing="result.json")
@@ -26,11 +28,8 @@ def test_case_11_faults_that_pass_cost_nothing(s3_farm, faulty_s3, watched):
     s3_farm.check_result(job.id)  # no empty and no short object
     assert s3_farm.rendered().count("job segment 1") == 1
 
-
-def test_case_11_more_faults_than_the_library_tries_are_tried_again(s3_farm, faulty_s3, watched):
     faulty_s3.answer(500, times=12, containing="segment-00001")
-    s3_farm.start_ready()
-    job = s3_farm.client.submit(Script(segments=3).request())
+    job = s3_farm.client.submit(Script(name="many faults", segments=3).request())
     assert job.wait(timeout_s=90).attempt == 1
     s3_farm.check_result(job.id)
 

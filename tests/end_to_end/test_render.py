@@ -1,4 +1,8 @@
-"""One job from the command line to a playable video, on a real Redis, a real store and two real ranks."""
+"""Jobs from the command line to playable videos, on a real Redis, a real store and two real ranks.
+
+One worker renders all but one of them; among them is one with a first and a last frame, and one whose picture is
+damaged.
+"""
 
 import hashlib
 import json
@@ -16,6 +20,8 @@ from safetensors.torch import load_file
 from h3.provenance import sha256
 from jobs import events
 from jobs.client import Client, JobHandle
+from jobs.errors import JobFailed
+from jobs.pictures import put_picture
 from jobs.request import ResolvedRequest
 from jobs.result import Result, read_result
 from jobs.store import open_store
@@ -42,18 +48,52 @@ KINDS_IN_ORDER = [
 ]
 
 
+class Framed:
+    """A job with two pictures, the same without, and before them one whose picture is damaged."""
+
+    clip = CLIP | {"frames": 22, "steps": 2, "seed": 7, "preview_every": 0, "checkpoint_every": 0}
+
+    def __init__(self, client: Client, root: Path, folder: Path, url: str) -> None:
+        self.client, self.store, self.folder = client, open_store(root.as_uri()), folder
+        begin, end = (self.write(name, colour) for name, colour in (("begin.jpg", "red"), ("end.png", "blue")))
+        self.damaged = self.submit(last_frame=put_picture(self.store, self.write_damaged()))
+        self.plain = self.submit()
+        frames = ("--first-frame", str(begin), "--last-frame", str(end))
+        self.framed = self.submit_by_command(*frames, "--url", url, "--store", root.as_uri())
+
+    def write(self, name, colour):
+        Image.new("RGB", (120, 50), colour).save(self.folder / name)
+        return self.folder / name
+
+    def write_damaged(self):
+        """Its first bytes are those of a picture."""
+        whole = self.write("whole.png", "green")
+        (self.folder / "cut.png").write_bytes(whole.read_bytes()[:-40])
+        return self.folder / "cut.png"
+
+    def submit(self, **frames):
+        return self.client.submit({"prompt": PROMPT, **self.clip, **frames})
+
+    def submit_by_command(self, *flags):
+        fields = [part for name, value in self.clip.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        done = run("submit", PROMPT, *fields, *flags)
+        assert done.returncode == 0, done.stderr
+        return self.client.job(done.stdout.strip())
+
+
 class Renders:
     """Three renders by one worker: a seed, the same again, and another. A job for tensor mode is before them."""
 
-    def __init__(self, client: Client, root: Path, *where: str) -> None:
-        self.root, self.store, self.where = root, open_store(root.as_uri()), where
+    def __init__(self, client: Client, framed: Framed, root: Path, *where: str) -> None:
+        self.framed, self.root, self.store, self.where = framed, root, open_store(root.as_uri()), where
         self.for_tensor = client.submit({"prompt": PROMPT, "seed": 7, "mode": "tensor", **CLIP})
         self.jobs = [client.submit({"prompt": PROMPT, "seed": seed, **CLIP}) for seed in (7, 7, 8)]
 
     def work(self, *flags: str) -> None:
         """Let a worker take all that it can."""
-        worker = run("worker", "--burst", *self.where, "--store", self.root.as_uri(), *flags)
+        worker = run("worker", "--burst", *self.where, "--store", self.root.as_uri(), *flags, H3_LOG_FORMAT="json")
         assert worker.returncode == 0, worker.stderr
+        self.log = worker.stderr
 
     def collect(self) -> None:
         self.events = [list(job.events(timeout_s=5)) for job in self.jobs]
@@ -72,7 +112,9 @@ def renders(shared_redis, checkpoint, tmp_path_factory):
     where = ("--checkpoint", str(checkpoint), "--url", shared_redis.url)
     with Redis.from_url(shared_redis.url) as redis:
         redis.flushall()
-        renders = Renders(Client(redis), tmp_path_factory.mktemp("renders"), *where)
+        client, root = Client(redis), tmp_path_factory.mktemp("renders")
+        framed = Framed(client, root, tmp_path_factory.mktemp("pictures"), shared_redis.url)
+        renders = Renders(client, framed, root, *where)
         renders.work()
         renders.collect()
         yield renders
@@ -163,6 +205,27 @@ def test_the_report_records_what_the_bits_depend_on(renders):
     assert report["provenance"]["world_size"] == 2
     assert report["provenance"]["mode"] == "ulysses"
     assert len(report["timings"]["step_s"]) == 4
+
+
+def test_a_picture_that_cannot_be_decoded_fails_its_job_and_leaves_the_fleet_alone(renders):
+    damaged = renders.framed.damaged
+    with pytest.raises(JobFailed, match=r"attempt 1: inputs/\w+\.png: a damaged picture .* save it anew"):
+        damaged.wait(timeout_s=5)
+    assert [event.kind for event in damaged.news()] == ["queued", "started", "failed"]
+    assert damaged.news()[-1].cause == "request"
+    assert renders.log.count("starting the fleet") == 1  # and it has rendered the jobs behind
+
+
+def test_a_render_with_both_frames_is_another_one_and_its_report_names_them(renders):
+    jobs = (renders.framed.framed, renders.framed.plain)
+    framed, plain = (renders.report(read_result(renders.store, job.id)) for job in jobs)
+    keys = [framed["request"][name] for name in ("first_frame", "last_frame")]
+    assert [renders.store.get(key) for key in keys] == [
+        (renders.framed.folder / name).read_bytes() for name in ("begin.jpg", "end.png")
+    ]
+    assert framed["request"] == plain["request"] | dict(zip(("first_frame", "last_frame"), keys, strict=True))
+    for name in ("video", "audio"):
+        assert framed["latents_sha256"][name] != plain["latents_sha256"][name]
 
 
 def test_a_request_for_tensor_mode_waits_for_a_worker_in_it_and_is_nearly_the_same_render(renders):

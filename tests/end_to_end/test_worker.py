@@ -101,7 +101,7 @@ def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, ch
     url = f"redis://127.0.0.1:{port}/0"
     worker = typed(2, checkpoint, metrics_port)
     assert worker[:3] == ["worker", "--checkpoint", str(checkpoint)]  # as `start_worker` begins it
-    start_worker(*worker[3:], "--url", url, "--store", s3_store_url)
+    start_worker(*worker[3:], "--ranks", "1", "--url", url, "--store", s3_store_url)  # more are those of other tests
     size = ("--width", "64", "--height", "64", "--frames", "22", "--steps", "2", "--seed", "1")
     submitted = run("submit", "a red kite", *size, "--watch", "--url", url, "--store", s3_store_url, timeout_s=100)
     assert submitted.returncode == 0, submitted.stderr

@@ -29,10 +29,25 @@ WORLD_SIZES = (2, 4, 8)
 TEST_TIMEOUT_S = 60  # eight ranks on two cores take five to start
 
 
+@pytest.hookimpl(trylast=True)  # once pytest has put the tests of each size together
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+    for item in [item for item in items if uses(item, "spent_controller")]:
+        items.remove(item)
+        items.insert(1 + max((at for at, other in enumerate(items) if shares_fleet(other, item)), default=-1), item)
+
+
+def uses(item: pytest.Item, fixture: str) -> bool:
+    return isinstance(item, pytest.Function) and fixture in item.fixturenames
+
+
+def shares_fleet(item: pytest.Item, spender: pytest.Item) -> bool:
+    """Whether it takes the shared fleet of the size that the other spends."""
+    if not uses(item, "shared_controller"):
+        return False
+    return item.callspec.params["world_size"] == spender.callspec.params["world_size"]  # type: ignore[attr-defined]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,6 +96,13 @@ def controller(shared_controller: MGPUController) -> Iterator[MGPUController]:
     yield shared_controller
     assert shared_controller.is_alive, "a test has broken the shared fleet"
     assert shared_controller.status().job_id is None, "a test has left a job in flight"
+
+
+@pytest.fixture
+def spent_controller(shared_controller: MGPUController) -> MGPUController:
+    """The shared fleet, for the one test that ends it: that comes after all others of its size."""
+    assert shared_controller.is_alive
+    return shared_controller
 
 
 @pytest.fixture

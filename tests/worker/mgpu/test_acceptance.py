@@ -186,12 +186,17 @@ class Life:
 
     controller: MGPUController
     idle_s: float
+    used_ns: list[int]  # of a core by each rank, in that time
     answers: list[int]  # of the ranks, after that time
     stream: Stream
     reader: Executor  # its only thread owns the stream, and was blocked in it
     error: BaseException | None
     told_after_s: float
     gone_after_s: float  # though nobody called shutdown()
+
+
+def used_ns(pid: int) -> int:
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +210,11 @@ def life(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("MEETING_POINT", str(tmp_path_factory.mktemp("meeting")))
         try:
             controller.start(timeout=60)
-            began = time.monotonic()
+            controller.stream(command="nothing").drain()
+            pids = [rank.pid for rank in controller.status().ranks]
+            began, before = time.monotonic(), [used_ns(pid) for pid in pids]
             threading.Event().wait(1.25 * COLLECTIVE_TIMEOUT_S)
+            used = [used_ns(pid) - ns for pid, ns in zip(pids, before, strict=True)]
             idle_s = time.monotonic() - began
             answers = list(controller.stream(command="sum_up", timeout=ANSWER_LIMIT_S))
             stream = reader.submit(controller.stream, command="leave_the_deaf").result()
@@ -219,7 +227,7 @@ def life(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             eventually(lambda: not any(is_running(pid) for pid in pids))
             gone_after_s = time.monotonic() - fell_at
             eventually(lambda: not controller.status().ranks)  # reaped, before another test counts processes
-            yield Life(controller, idle_s, answers, stream, reader, error, told_after_s, gone_after_s)
+            yield Life(controller, idle_s, used, answers, stream, reader, error, told_after_s, gone_after_s)
         finally:
             controller.shutdown(graceful_timeout=0)
 
@@ -228,6 +236,11 @@ def test_a_fleet_works_after_more_idle_time_than_a_collective_may_take(life: Lif
     """18, 90: vipshop/cache-dit#531; nothing is pending while a fleet is idle."""
     assert life.idle_s > COLLECTIVE_TIMEOUT_S
     assert life.answers == [sum(range(world_size))] * world_size
+
+
+def test_an_idle_rank_takes_less_than_a_thousandth_of_a_core(life: Life) -> None:
+    """90: between two jobs."""
+    assert max(life.used_ns) < life.idle_s * 1e9 / 1000
 
 
 def test_an_exit_with_code_0_is_a_death(life: Life, world_size: int) -> None:
@@ -253,12 +266,13 @@ def test_ranks_that_ignore_sigterm_are_gone_soon_after_a_death(life: Life) -> No
     assert life.gone_after_s < 3
 
 
-def test_ranks_that_ignore_sigterm_are_gone_soon_after_a_shutdown(new_fleet: Make, world_size: int) -> None:
+def test_ranks_that_ignore_sigterm_are_gone_soon_after_a_shutdown(
+    spent_controller: MGPUController, world_size: int
+) -> None:
     """78: vllm-project/vllm-omni#7126."""
-    controller = new_fleet()
-    pids = first_of_each(controller.stream(command="ignore_sigterm"), world_size)
+    pids = first_of_each(spent_controller.stream(command="ignore_sigterm"), world_size)
     began = time.monotonic()
-    controller.shutdown(graceful_timeout=0)
+    spent_controller.shutdown(graceful_timeout=0)
     assert time.monotonic() - began < 3
     assert_gone(pids, within_s=0)
 

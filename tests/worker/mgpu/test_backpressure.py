@@ -113,9 +113,11 @@ def test_waiting_for_the_caller_counts_against_the_job_timeout(new_fleet: Make) 
     assert any("tell_item" in path.read_text() for path in caught.value.evidence if path.suffix == ".stacks")
 
 
-def test_a_forced_shutdown_frees_ranks_that_wait_for_a_caller_that_is_gone(new_fleet: Make) -> None:
-    """38, 39, 78"""
-    controller = new_fleet(Torrent, max_buffered_bytes=MIB)
+def test_a_forced_shutdown_frees_ranks_that_wait_for_a_caller_that_is_gone(
+    narrow: tuple[MGPUController, list[str]],
+) -> None:
+    """38, 39, 78: the end of the fleet of the tests above."""
+    controller, _ = narrow
     with ThreadPoolExecutor(1) as pool:
         pool.submit(controller.stream, command="pour", times=32, size_bytes=MIB).result()
     settled_yields(controller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import re
 import signal
 import tempfile
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worker.mgpu.conftest import await_equal, is_running
+from tests.worker.mgpu.conftest import is_running
 from tests.worker.mgpu.runners import CommandRunner, SetupRunner
 from worker.mgpu import (
     ControllerDeadError,
@@ -23,7 +24,6 @@ from worker.mgpu import (
     FleetDesyncError,
     JobTimeoutError,
     MGPUController,
-    MGPURunner,
     RankDiedError,
     RankOutOfMemoryError,
     RunnerFailedError,
@@ -52,35 +52,37 @@ def stacks_of(error: FatalFleetError) -> dict[str, str]:
     return {path.name: path.read_text() for path in error.evidence if path.suffix == ".stacks"}
 
 
-@pytest.mark.parametrize(("command", "function"), [("hang", "in hang"), ("hold_the_gil", "in hold_the_gil")])
-def test_a_hang_is_told_with_the_stacks_of_every_rank(new_fleet: Make, command: str, function: str) -> None:
+def test_a_hang_is_told_with_the_stacks_of_every_rank(new_fleet: Make) -> None:
     """75, 73: also of native code that holds the GIL, and in time."""
     controller = new_fleet()
     list(controller.stream(command="nothing"))  # a first job imports things, which takes a busy machine long
     began = time.monotonic()
-    error = fatal_error(lambda: list(controller.stream(command=command, timeout=0.5)))
+    hangs = {"command": "differ", "commands": ["hang", "hold_the_gil"]}
+    error = fatal_error(lambda: list(controller.stream(**hangs, timeout=0.5)))
     assert time.monotonic() - began < 0.5 + 0.3
     assert isinstance(error, JobTimeoutError)
     stacks = stacks_of(error)
     assert sorted(stacks) == ["rank0.stacks", "rank1.stacks"]
-    assert all(function in text for text in stacks.values())
+    assert "in hang" in stacks["rank0.stacks"]
+    assert "in hold_the_gil" in stacks["rank1.stacks"]
     assert f"evidence in {error.evidence[0].parent}" in str(error)
     controller.shutdown()
     assert all(path.exists() for path in error.evidence)
 
 
-def test_a_desync_is_told_with_the_stacks_of_the_silent(new_fleet: Make) -> None:
-    """63, 75"""
-    controller = new_fleet(asymmetry_grace=0.3)
+def test_a_refusal_while_peers_wait_in_a_collective_is_a_desync_told_with_their_stacks_and_last_collectives(
+    new_fleet: Make, fleet_size: int
+) -> None:
+    """63, 75: torch's flight recorder; the barrier that only rank 1 did not come to is the others' last entry there."""
+    controller = new_fleet(asymmetry_grace=0.5)
+    began = time.monotonic()
     error = fatal_error(lambda: list(controller.stream(command="refuse_and_wait")))
+    assert 0.4 < time.monotonic() - began < 2
     assert isinstance(error, FleetDesyncError)
+    assert "rank 1" in str(error).partition("refused")[0]
+    silent = str(error).partition("refused")[2]
+    assert [f"rank {rank} (" in silent for rank in range(fleet_size)] == [rank != 1 for rank in range(fleet_size)]
     assert "in refuse_and_wait" in stacks_of(error)["rank0.stacks"]
-
-
-def test_what_the_ranks_last_did_together_is_recorded(new_fleet: Make) -> None:
-    """75: torch's flight recorder; the barrier that only rank 0 came to is its last entry there."""
-    controller = new_fleet(asymmetry_grace=0.3)
-    error = fatal_error(lambda: list(controller.stream(command="refuse_and_wait")))
     controller.shutdown()
     counts = [len(recorded_in(error.evidence[0].parent / f"collectives-rank{rank}")) for rank in (0, 1)]
     assert counts[0] == counts[1] + 1
@@ -91,11 +93,15 @@ def recorded_in(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def test_a_start_that_hangs_is_told_with_the_stacks(new_controller: Make) -> None:
-    """16, 75: of the rank that waits in its setup, and no process is left when start() raises."""
+def test_a_start_that_hangs_is_told_with_the_stacks_and_names_the_missing(new_controller: Make) -> None:
+    """16, 18, 75: the rank that waits in its setup, and no process is left when start() raises."""
     controller = new_controller(SetupRunner)
-    error = fatal_error(lambda: controller.start(timeout=5, faults={0: "wait", 1: "wait"}))
+    began = time.monotonic()
+    error = fatal_error(lambda: controller.start(timeout=5, faults={1: "wait"}))
+    assert time.monotonic() - began < 7
     assert isinstance(error, StartTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert re.search(r"of 2 ranks were ready after 5(\.0)? s; missing: .*rank 1 \(pid \d+, phase", str(error))
     assert "in setup" in stacks_of(error)["rank1.stacks"]
 
 
@@ -132,20 +138,18 @@ class MemoryRunner(CommandRunner):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("gpu", "OutOfMemoryError"), ("host", "MemoryError")])
-def test_a_rank_without_memory_is_named_as_that(new_fleet: Make, kind: str, name: str) -> None:
-    """67"""
-    error = fatal_error(lambda: list(new_fleet(MemoryRunner).stream(command="exhaust", kind=kind)))
-    assert isinstance(error, RankOutOfMemoryError)
-    assert isinstance(error, RunnerFailedError)
-    assert error.cause_type == name
-    assert "ran out of memory" in str(error)
-
-
-def test_a_runner_that_catches_its_lack_of_memory_stays_recoverable(new_fleet: Make) -> None:
+def test_a_rank_without_memory_is_named_as_that_unless_its_runner_refuses_the_job(
+    new_fleet: Make, kind: str, name: str
+) -> None:
     """67"""
     controller = new_fleet(MemoryRunner)
     controller.stream(command="refuse_to_exhaust").drain()
     assert controller.is_alive
+    error = fatal_error(lambda: list(controller.stream(command="exhaust", kind=kind)))
+    assert isinstance(error, RankOutOfMemoryError)
+    assert isinstance(error, RunnerFailedError)
+    assert error.cause_type == name
+    assert "ran out of memory" in str(error)
 
 
 # --- the folders ---
@@ -170,16 +174,3 @@ def test_of_the_folders_that_bad_ends_left_the_newest_stay(own_temporary_folder:
     logs.close(is_evidence=False)
     assert not logs.folder.exists()
     os.close(held)
-
-
-class ClosureRunner(MGPURunner):
-    def __call__(self) -> Iterator[Any]:
-        yield None
-
-
-def test_a_clean_end_leaves_no_folder(new_fleet: Make, own_temporary_folder: Path) -> None:
-    """91, 93"""
-    controller = new_fleet(ClosureRunner)
-    assert len(list(own_temporary_folder.glob("mgpu-*"))) == 1
-    controller.shutdown()
-    await_equal(lambda: list(own_temporary_folder.glob("mgpu-*")), [])

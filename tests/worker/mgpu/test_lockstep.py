@@ -23,29 +23,19 @@ class Strider(CommandRunner):
         yield self.rank
 
 
-def test_different_yield_counts_are_legal(new_fleet: Make) -> None:
-    """77: unless asked to check."""
-    assert len(list(new_fleet(Strider).stream(command="stride", steps={0: 5, 1: 2}))) == 7
-
-
-def test_ranks_in_lockstep_pass_the_check(new_fleet: Make) -> None:
-    """77: however they end; an asymmetric refusal is told as ever."""
-    controller = new_fleet(Strider, check_lockstep=True)
-    assert len(list(controller.stream(command="stride", steps={}))) == 6
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_in_lockstep_pass_the_check_and_the_first_out_of_step_is_named(new_fleet: Make, world_size: int) -> None:
+    """77: at the yield where it happened; however jobs end, and an asymmetric refusal is told as ever."""
+    controller = new_fleet(Strider, check_lockstep=True, num_gpus=world_size)
+    assert len(list(controller.stream(command="stride", steps={}))) == 3 * world_size
     with pytest.raises(SymmetricRunnerError):
         list(controller.stream(command="refuse", kind="value"))
     with pytest.raises(AsymmetricRunnerError):
         list(controller.stream(command="refuse", kind="value", ranks=[1]))
-    assert len(list(controller.stream(command="stride", steps={}))) == 6
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_the_first_rank_out_of_step_is_named(new_fleet: Make, world_size: int) -> None:
-    """77: at the yield where it happened."""
-    controller = new_fleet(Strider, check_lockstep=True, num_gpus=world_size)
+    assert len(list(controller.stream(command="stride", steps={}))) == 3 * world_size
     received = []
     with pytest.raises(
-        FleetDesyncError, match="rank 1 is the first out of step: it ended after 2 yields in job 1"
+        FleetDesyncError, match="rank 1 is the first out of step: it ended after 2 yields in job 5"
     ) as caught:
         received.extend(controller.stream(command="stride", steps={1: 2}))
     assert sorted(received) == [0] * world_size + [1] * world_size
@@ -65,18 +55,21 @@ def test_the_majority_is_right(steps: list[tuple[int, int, int]], named: str) ->
     assert describe_divergence([Step(*step) for step in steps]).startswith(named)
 
 
-def test_ranks_with_the_same_result_go_on(new_fleet: Make) -> None:
+def test_ranks_with_the_same_result_go_on_and_one_with_another_ends_the_job_before_anything_is_said(
+    new_fleet: Make,
+) -> None:
     controller = new_fleet(Strider)
     assert sorted(controller.stream(command="confirm", words=[b"same", b"same"])) == [0, 1]
-
-
-def test_a_rank_with_another_result_ends_the_job_before_anything_is_said(new_fleet: Make) -> None:
     with pytest.raises(FleetDesyncError, match="rank 1 is the first to have diverged: it has b'that', rank 0 b'this'"):
-        list(new_fleet(Strider).stream(command="confirm", words=[b"this", b"that"]))
+        list(controller.stream(command="confirm", words=[b"this", b"that"]))
 
 
-def test_a_job_that_does_not_go_on_is_ended_with_what_its_ranks_do(new_fleet: Make) -> None:
+def test_unequal_yields_are_legal_and_a_job_that_does_not_go_on_is_ended_with_what_its_ranks_do(
+    new_fleet: Make,
+) -> None:
+    """77: unequal counts, unless asked to check."""
     controller = new_fleet(Strider)
+    assert len(list(controller.stream(command="stride", steps={0: 5, 1: 2}))) == 7
     ended = controller.stream(command="nothing")
     ended.drain()
     stream = controller.stream(command="hang")

@@ -16,7 +16,7 @@ import pytest
 
 import worker.mgpu.fleet
 from tests.waiting import eventually
-from tests.worker.mgpu.conftest import assert_gone, is_running
+from tests.worker.mgpu.conftest import assert_gone, await_equal, is_running
 from tests.worker.mgpu.runners import CommandRunner, SetupRunner
 from tests.worker.mgpu.scripts import RunScript, read_pids
 from worker.mgpu import ControllerShutdownError, MGPUController, Phase, State
@@ -29,7 +29,9 @@ def pids_of(controller: MGPUController) -> list[int]:
     return [rank.pid for rank in controller.status().ranks]
 
 
-def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make, fleet_size: int, tmp_path: Path) -> None:
+def test_an_idle_fleet_leaves_at_once_and_may_start_again_and_a_busy_one_finishes_its_job(
+    new_fleet: Make, fleet_size: int, tmp_path: Path
+) -> None:
     """29, 40, 78, 79, 82, 93"""
     controller = new_fleet()
     pids = pids_of(controller)
@@ -51,23 +53,19 @@ def test_an_idle_fleet_leaves_at_once_and_may_start_again(new_fleet: Make, fleet
     second = controller.stream(command="nothing")
     second.drain()
     assert second.job_id == first.job_id + 1
-
-
-def test_a_graceful_shutdown_lets_the_job_finish(new_fleet: Make, fleet_size: int) -> None:
-    """78"""
-    controller = new_fleet()
     stream = controller.stream(command="count", upto=3)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(controller.shutdown).result()
     assert len(list(stream)) == 3 * fleet_size
 
 
-def test_a_forced_shutdown_wakes_the_reader(new_fleet: Make, fleet_size: int) -> None:
-    """78, 80, 81: two other threads end the fleet under a reader; all three return."""
+def test_a_forced_shutdown_wakes_the_reader_and_ends_what_ranks_have_started(new_fleet: Make, fleet_size: int) -> None:
+    """78, 80, 81, 86: two other threads end the fleet under a reader; all three return."""
     controller = new_fleet()
     pids = pids_of(controller)
-    stream = controller.stream(command="hang")
-    assert sorted(next(stream) for _ in range(fleet_size)) == sorted(pids)
+    stream = controller.stream(command="start_child")
+    children_of_ranks = [next(stream) for _ in range(fleet_size)]
+    assert all(is_running(pid) for pid in children_of_ranks)
     stoppers = [threading.Thread(target=controller.shutdown, kwargs={"graceful_timeout": grace}) for grace in (60, 0)]
     for stopper in stoppers:
         stopper.start()
@@ -78,6 +76,7 @@ def test_a_forced_shutdown_wakes_the_reader(new_fleet: Make, fleet_size: int) ->
     for stopper in stoppers:
         stopper.join()
     assert_gone(pids, within_s=0)
+    assert_gone(children_of_ranks, within_s=0.5)
     assert controller.status().state is State.STOPPED
 
 
@@ -90,16 +89,6 @@ def test_a_graceful_shutdown_ends_early_when_a_rank_dies(new_fleet: Make, fleet_
     assert time.monotonic() - began < 3
     with pytest.raises((ControllerShutdownError, RuntimeError)):
         list(stream)
-
-
-def test_a_forced_shutdown_also_ends_what_ranks_have_started(new_fleet: Make, fleet_size: int) -> None:
-    """86"""
-    controller = new_fleet()
-    stream = controller.stream(command="start_child")
-    children_of_ranks = [next(stream) for _ in range(fleet_size)]
-    assert all(is_running(pid) for pid in children_of_ranks)
-    controller.shutdown(graceful_timeout=0)
-    assert_gone(children_of_ranks, within_s=0.5)
 
 
 def test_a_thread_that_a_runner_left_behind_does_not_keep_the_fleet(new_fleet: Make, fleet_size: int) -> None:
@@ -135,22 +124,19 @@ def test_processes_that_survive_sigkill_are_told_and_do_not_keep_the_caller(
     eventually(lambda: not {process.pid for process in multiprocessing.active_children()} & set(pids))
 
 
-def test_the_context_manager_shuts_down(new_controller: Make, fleet_size: int) -> None:
-    """83"""
-    with new_controller() as controller:
+def test_the_context_manager_shuts_down_and_what_ranks_have_printed_has_reached_the_log(
+    new_controller: Make, fleet_size: int, tmp_path: Path
+) -> None:
+    """83, 91, 93: a clean end leaves no folder."""
+    lines: list[tuple[int, str]] = []
+    with new_controller(logs_specs=lambda rank, line: lines.append((rank, line))) as controller:
         controller.start()
         pids = pids_of(controller)
         assert len(pids) == fleet_size
+        assert len(list(tmp_path.glob("mgpu-*"))) == 1
+        controller.stream(command="say", text="hello").drain()
     assert_gone(pids, within_s=0)
-
-
-def test_what_ranks_print_reaches_the_log(new_controller: Make, fleet_size: int) -> None:
-    """93"""
-    lines: list[tuple[int, str]] = []
-    controller = new_controller(logs_specs=lambda rank, line: lines.append((rank, line)))
-    controller.start()
-    controller.stream(command="say", text="hello").drain()
-    controller.shutdown()
+    await_equal(lambda: list(tmp_path.glob("mgpu-*")), [])
     assert {(rank, text) for rank in range(fleet_size) for text in ("hello", "native hello")} <= set(lines)
 
 

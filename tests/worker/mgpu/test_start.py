@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,30 +82,21 @@ def test_a_rank_that_exits_in_setup_fails_the_start(new_controller: Make) -> Non
     assert (caught.value.rank, caught.value.cause_type) == (1, "exit code 0")
 
 
-def test_a_start_that_takes_too_long_names_the_missing(new_controller: Make) -> None:
-    """16, 18"""
-    controller = new_controller(SetupRunner)
-    began = time.monotonic()
-    with pytest.raises(
-        StartTimeoutError, match=r"of 2 ranks were ready after 2.5 s; missing: .*rank 1 \(pid \d+, phase"
-    ):
-        controller.start(timeout=2.5, faults={1: "wait"})
-    assert time.monotonic() - began < 4.5
-    assert issubclass(StartTimeoutError, TimeoutError)
+class EarlyRunner(MGPURunner):
+    def __init__(self) -> None:
+        self.was_initialized = dist.is_initialized()
+
+    def __call__(self) -> Iterator[Any]:
+        yield self.was_initialized
 
 
-def test_a_failed_start_may_be_tried_again(new_controller: Make, fleet_size: int) -> None:
-    """18, 79, 82: the start's timeout does not bound later jobs."""
-    controller = new_controller(SetupRunner)
+def test_a_failed_start_may_be_tried_again_and_of_two_threads_that_do_one_wins(
+    new_controller: Make, fleet_size: int
+) -> None:
+    """12, 14, 18, 79, 82: the first timeout bounds nothing later; the runner is built before the process group."""
+    controller = new_controller(EarlyRunner)
     with pytest.raises(StartTimeoutError):
         controller.start(timeout=0.01)
-    controller.start(timeout=30)
-    assert len(list(controller.stream(command="echo"))) == fleet_size
-
-
-def test_of_two_threads_that_start_one_wins(new_controller: Make, fleet_size: int) -> None:
-    """14"""
-    controller = new_controller()
     outcomes: list[object] = []
 
     def start() -> None:
@@ -121,7 +111,7 @@ def test_of_two_threads_that_start_one_wins(new_controller: Make, fleet_size: in
     for thread in threads:
         thread.join()
     assert sorted(outcomes, key=str) == [ControllerAlreadyStartedError, None]
-    assert len(list(controller.stream(command="echo"))) == fleet_size
+    assert list(controller.stream()) == [False] * fleet_size
 
 
 def test_an_unpicklable_runner_is_refused_before_any_process(new_controller: Make) -> None:
@@ -232,23 +222,10 @@ def test_inference_mode_is_the_runners_business(new_fleet: Make) -> None:
     assert list(new_fleet(InferenceRunner, num_gpus=1).stream()) == [True]
 
 
-class EarlyRunner(MGPURunner):
-    def __init__(self) -> None:
-        self.was_initialized = dist.is_initialized()
-
-    def __call__(self) -> Iterator[Any]:
-        yield self.was_initialized
-
-
-def test_the_runner_is_built_before_the_process_group(new_fleet: Make, fleet_size: int) -> None:
-    """12"""
-    assert list(new_fleet(EarlyRunner).stream()) == [False] * fleet_size
-
-
 @pytest.mark.slow
 def test_fleets_that_start_at_the_same_moment_do_not_clash(new_controller: Make, full: bool) -> None:
     """26: vllm-project/vllm#39015 and pytorch/pytorch#169142 picked a free port and bound it later."""
-    controllers = [new_controller(num_gpus=1) for _ in range(20 if full else 6)]
+    controllers = [new_controller(num_gpus=1) for _ in range(20 if full else 4)]
     together = threading.Barrier(len(controllers))
 
     def start(controller: MGPUController) -> list[object]:
