@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, MaxConnectionsError, NoPermiss
 from redis.retry import Retry
 
 from jobs import embedded
+from jobs.canceled import heeding_cancel
 from jobs.errors import RedisRefused, RedisUnavailable, SettingsInvalid
 from jobs.settings import ClientSettings
 
@@ -52,8 +53,12 @@ async def connect_async(
             socket_timeout=answer_timeout_s,
             retry=AsyncRetry(_backoff(), retries),
         )
-    with redis_errors(f"Redis at {shown(url)}"):
-        await redis.ping()
+    try:
+        with redis_errors(f"Redis at {shown(url)}"), heeding_cancel():
+            await redis.ping()
+    except BaseException:  # nobody else can close it
+        await redis.aclose()
+        raise
     return redis
 
 

@@ -113,20 +113,14 @@ local function expire(id)
   end
 end
 
--- Where a job is listed: among all, and among those of its owner.
-local function lists_of(owner) return owner ~= '' and {SUBMITTED, SUBMITTED .. ':' .. owner} or {SUBMITTED} end
-
+-- Among all, and among those of its owner. One whose record is gone stays: whoever reads on from there finds their place.
 -- By microseconds: of one millisecond there may be several.
 local function enlist(id, owner)
   local time = redis.call('TIME')
-  for _, list in ipairs(lists_of(owner)) do
+  for _, list in ipairs(owner ~= '' and {SUBMITTED, SUBMITTED .. ':' .. owner} or {SUBMITTED}) do
     note('ZADD', list, string.format('%d%06d', time[1], time[2]), id)
     note('ZREMRANGEBYSCORE', list, '-inf', string.format('%d%06d', time[1] - LISTED_S, time[2]))
   end
-end
-
-local function strike(id)
-  for _, list in ipairs(lists_of(get(id, 'h3_owner') or '')) do note('ZREM', list, id) end
 end
 
 -- Whether a job is still to end, for its owner's count.
@@ -135,9 +129,11 @@ local function note_open(id, is_open)
   if owner then note(is_open and 'SADD' or 'SREM', OPEN .. owner, id) end
 end
 
+-- Also as RQ's own tools say it, which know nothing of an outcome.
 local function has_ended(id)
-  local outcome = get(id, 'h3_outcome')
-  return outcome and (outcome == 'finished' or get(id, 'status') ~= 'queued') and not redis.call('ZSCORE', LEASES, id)
+  local outcome, status = get(id, 'h3_outcome'), get(id, 'status')
+  local is_over = outcome and (outcome == 'finished' or status ~= 'queued') or not outcome and ENDED[status]
+  return is_over and not redis.call('ZSCORE', LEASES, id)
 end
 
 -- How many jobs of an owner have not ended. Those whose end was told by somebody else, or whose record was deleted, are
@@ -157,7 +153,6 @@ local function forget(id)
     for _, registry in ipairs({'finished', 'failed', 'canceled'}) do
       note('ZREM', 'rq:' .. registry .. ':' .. origin(id), id)
     end
-    strike(id)
     note_open(id, false)
   end
   note('ZREM', DEAD, id)
@@ -176,7 +171,9 @@ local function conclude(id, outcome, status, registry, event, record)
   end
   if event ~= '' then tell(id, event) end
   local webhook = get(id, 'h3_webhook')
-  if webhook then note('XADD', WEBHOOKS, 'MAXLEN', '~', MOST_WEBHOOKS, '*', 'job', id, 'url', webhook) end
+  if webhook then
+    note('XADD', WEBHOOKS, 'MAXLEN', '~', MOST_WEBHOOKS, '*', 'job', id, 'url', webhook, 'outcome', outcome)
+  end
   note_open(id, false)
   expire(id)
 end
@@ -239,7 +236,7 @@ function commands.submit(id, queue, key, digest, owner, most, event, ...)
   local list = queue_list(queue)
   if key ~= '' then
     local known = redis.call('HMGET', key, 'job', 'digest')
-    if known[1] and redis.call('EXISTS', job_key(known[1])) == 1 then
+    if known[1] and redis.call('EXISTS', job_key(known[1])) == 1 and not get(known[1], 'h3_hidden') then
       redis.call('EXPIRE', key, RECORD_TTL_S)
       return {known[2] == digest and 'known' or 'conflict', known[1]}
     end
@@ -514,11 +511,12 @@ function commands.sweep(...)
   return mended
 end
 
--- Give a job that has failed its attempts back.
-function commands.retry_dead(id)
+-- Give a job that has failed its attempts back: 1. 0 if it has not failed; 2 if its owner has `most` open ones.
+function commands.retry_dead(id, most)
   if not is_hash(job_key(id)) then return 0 end
-  local outcome = get(id, 'h3_outcome')
+  local outcome, owner = get(id, 'h3_outcome'), get(id, 'h3_owner')
   if outcome ~= 'dead' and outcome ~= 'failed' then return 0 end
+  if most and owner and count_open(owner, tonumber(most)) >= tonumber(most) then return 2 end
   note('ZREM', DEAD, id)
   note('HDEL', QUARANTINE, id)
   redis.call('HDEL', job_key(id), 'h3_outcome', 'h3_fatal', 'h3_interruptions', 'ended_at', 'h3_ended_ms')
@@ -538,13 +536,15 @@ function commands.drop_dead(id)
   return 1
 end
 
+-- How many jobs of an owner have not ended, as far as there may be `most` or more.
+function commands.count_open(owner, most) return count_open(owner, tonumber(most)) end
+
 -- Nobody is to be shown a job again. 'dropped' if it had ended; 'hidden' if it runs, until its attempt stops; 'queued'
 -- if it waits, and is left alone.
 function commands.drop(id)
   if not is_hash(job_key(id)) then return 'dropped' end
   if redis.call('ZSCORE', LEASES, id) then
     set(id, 'h3_hidden', 1)
-    strike(id)
     return 'hidden'
   end
   if not has_ended(id) then return 'queued' end

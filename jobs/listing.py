@@ -101,7 +101,7 @@ def list_jobs(
         pages = yield pipeline(*(place(first, first + size - 1) for place in places))
         ids = dict.fromkeys(read_text(job_id) for page in pages for job_id in page)
         found = yield from _read_records([job_id for job_id in ids if job_id not in known], farm)
-        fitting = [job for job in found if _may_be(job.record, wanted, queues)]
+        fitting = [job for job in found if not job.is_hidden and _may_be(job.record, wanted, queues)]
         listed += yield from _describe(_choose(fitting, wanted, limit), farm, wanted)
         known |= ids.keys()
         if len(listed) >= limit or all(len(page) < size for page in pages):

@@ -7,6 +7,7 @@ which snap to what the model can do. `ResolvedRequest` is what travels in the qu
 import difflib
 import math
 import re
+import reprlib
 import secrets
 from collections.abc import Mapping
 from enum import StrEnum
@@ -32,6 +33,9 @@ DEFAULT_SHORT_SIDE = 768
 
 INPUTS = "inputs"  # folder of the store where the pictures of requests lie
 ASPECT = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", re.ASCII)
+MOST_SHOWN = 200  # letters of a value in a message
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = MOST_SHOWN
 PICTURE_KEY = re.compile(rf"{INPUTS}/[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -242,23 +246,28 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def explain_field(entry: ErrorDetails, model: type[BaseModel] = GenerateRequest) -> str:
-    """One line for a wrong field. Of its value it uses no more than how it is written, and how long it is."""
-    field = ".".join(str(part) for part in entry["loc"])
+    """One line for a wrong field. Of its value it uses no more than how that begins to be written, and its length."""
+    field = ".".join(str(part) for part in entry["loc"])[:MOST_SHOWN]
     match entry["type"]:
         case "missing":
             return f"{field} is missing"
         case "extra_forbidden":
-            return f"{field} {entry['input']!r} is not a field of a request{_suggest(field, model)}"
+            return f"{field} {_show(entry['input'])} is not a field of a request{_suggest(field, model)}"
         case "string_too_long":
             return f"{field} has {len(entry['input'])} letters; at most {entry['ctx']['max_length']} do"
         case "greater_than_equal":
-            return f"{field} {entry['input']!r} is too small; nearest: {_tell_bound(entry['ctx']['ge'])}"
+            return f"{field} {_show(entry['input'])} is too small; nearest: {_tell_bound(entry['ctx']['ge'])}"
         case "less_than_equal":
-            return f"{field} {entry['input']!r} is too large; nearest: {_tell_bound(entry['ctx']['le'])}"
+            return f"{field} {_show(entry['input'])} is too large; nearest: {_tell_bound(entry['ctx']['le'])}"
         case "greater_than":
-            return f"{field} {entry['input']!r} is too small; give more than {_tell_bound(entry['ctx']['gt'])}"
+            return f"{field} {_show(entry['input'])} is too small; give more than {_tell_bound(entry['ctx']['gt'])}"
     remedy = entry["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    return f"{field} {entry['input']!r} {remedy}" if field else remedy
+    return f"{field} {_show(entry['input'])} {remedy}" if field else remedy
+
+
+def _show(value: object) -> str:
+    """Its beginning: whoever wrote it may have written megabytes."""
+    return _SHORT.repr(value)
 
 
 def _tell_bound(bound: float) -> str:

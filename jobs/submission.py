@@ -121,11 +121,15 @@ def submit_one(submission: Submission) -> Operation[str]:
             f"job {submitted.job_id}: take a new key"
         )
     if submitted.outcome is Outcome.FULL and submission.owner is not None:
-        raise TooManyJobs(
-            f"{submission.owner.name} has {submission.owner.most_open} renders that have not ended, and may have no "
-            "more: wait until one ends, or cancel one"
-        )
+        raise too_many(submission.owner)
     return submitted.job_id
+
+
+def too_many(owner: Owner) -> TooManyJobs:
+    return TooManyJobs(
+        f"{owner.name} has {owner.most_open} renders that have not ended, and may have no more: wait until one ends, "
+        "or cancel one"
+    )
 
 
 def _write(submission: Submission) -> Iterator[Argument]:

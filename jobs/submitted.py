@@ -1,15 +1,14 @@
 """The jobs that were submitted, a page at a time: those of all, or of one owner. lease.lua keeps the lists."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.errors import JobNotFound
 from jobs.job_status import read_text
 from jobs.lease import run_script
 from jobs.listing import ListedJob, describe_jobs
-from jobs.operation import Operation
+from jobs.operation import Call, Operation
 
-SUBMITTED_KEY = "h3:submitted"
+SUBMITTED_KEY, OPEN_KEY = "h3:submitted", "h3:open:{owner}"  # of an owner: that have not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +29,31 @@ def read_page(
     Raises JobNotFound if `after` is not in the list, or no longer.
     """
     key = SUBMITTED_KEY if owner is None else f"{SUBMITTED_KEY}:{owner}"
-    first = 0 if after is None else (yield from _find_rank(key, after, oldest_first=oldest_first)) + 1
+    bound = None if after is None else (yield from _find_score(key, after))
     found: list[ListedJob] = []
     wanted = limit + 1
     while len(found) < wanted:
-        ids = yield from _read_ids(key, first, wanted, oldest_first=oldest_first)
-        found += yield from describe_jobs(ids)
-        first += len(ids)
-        if len(ids) < wanted:
+        entries = yield _ask_entries(key, bound, wanted, oldest_first=oldest_first)
+        found += yield from describe_jobs([read_text(job_id) for job_id, _ in entries])
+        if len(entries) < wanted:
             break
+        bound = entries[-1][1]
     return Page(tuple(found[:limit]), has_more=len(found) > limit)
 
 
-def _find_rank(key: str, job_id: str, *, oldest_first: bool) -> Operation[int]:
-    rank = yield lambda redis: (redis.zrank if oldest_first else redis.zrevrank)(key, job_id)
-    if rank is None:
+def _find_score(key: str, job_id: str) -> Operation[float]:
+    score = yield lambda redis: redis.zscore(key, job_id)
+    if score is None:
         raise JobNotFound(f"after {job_id[:100]!a} nothing can be listed: no job of this list has that id")
-    return int(rank)
+    return float(score)
 
 
-def _read_ids(key: str, first: int, size: int, *, oldest_first: bool) -> Operation[Sequence[str]]:
-    last = first + size - 1
-    ids = yield lambda redis: (redis.zrange if oldest_first else redis.zrevrange)(key, first, last)
-    return [read_text(job_id) for job_id in ids]
+def _ask_entries(key: str, bound: float | None, size: int, *, oldest_first: bool) -> Call:
+    """Ids and scores beyond one: no two jobs have the same, and new ones move no other."""
+    beyond = None if bound is None else f"({bound:.0f}"
+    if oldest_first:
+        return lambda redis: redis.zrangebyscore(key, beyond or "-inf", "+inf", 0, size, withscores=True)
+    return lambda redis: redis.zrevrangebyscore(key, beyond or "+inf", "-inf", 0, size, withscores=True)
 
 
 def drop_job(job_id: str) -> Operation[str]:

@@ -8,7 +8,7 @@ from fastapi_offline import FastAPIOffline
 from starlette.middleware import Middleware
 
 from jobs.async_client import AsyncClient
-from jobs.connection import connect, connect_async
+from jobs.connection import connect_async
 from jobs.http import background, health, videos
 from jobs.http.description import DOCS, describe
 from jobs.http.farm import Farm
@@ -17,6 +17,7 @@ from jobs.http.page import routes as page
 from jobs.http.rates import Rates
 from jobs.http.refusals import add_handlers
 from jobs.http.settings import ServeSettings
+from jobs.http.store_threads import store_threads
 from jobs.http.tokens import read_tokens
 from jobs.http.webhooks.addresses import AddressPolicy
 from jobs.http.webhooks.settings import WebhookSettings
@@ -35,11 +36,14 @@ def build_app(settings: ServeSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         redis = await connect_async(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=1)
-        async with AsyncClient(redis, store) as client:
-            app.state.farm = Farm(client, store, settings, tokens, rates, webhooks)
-            with connect(settings) as blocking:
-                async with background.running(app.state.farm, blocking):
-                    yield
+        async with (
+            AsyncClient(redis, store) as client,
+            store_threads(store) as threads,
+            background.reaping(settings),
+            background.calling_webhooks(Farm(client, threads, settings, tokens, rates, webhooks)) as farm,
+        ):
+            app.state.farm = farm
+            yield
 
     app = FastAPIOffline(
         title="h3render",

@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import structlog
-from redis import Redis
 from redis.exceptions import RedisError
 
+from jobs.connection import connect
 from jobs.http.farm import Farm
+from jobs.http.settings import ServeSettings
 from jobs.http.video import tell_video
 from jobs.http.webhooks.delivery import deliver_for_ever
 from jobs.http.webhooks.settings import WebhookSettings
@@ -19,24 +20,24 @@ from jobs.operation import run_async
 from jobs.reaper import Reaper
 
 AGAIN_S = 5.0  # after an error that nobody foresaw
+ANSWER_TIMEOUT_S = 4.0  # of Redis, for which the end of the service may have to wait
 
 log = structlog.get_logger()
 
 
 @asynccontextmanager
-async def running(farm: Farm, redis: Redis) -> AsyncIterator[None]:
-    """Do it all meanwhile. `redis` is a client for the thread that reaps."""
-    with reaping(redis, farm.settings.lease_s):
-        if farm.webhooks is None:
-            log.info("webhooks are not called", remedy="set H3_WEBHOOK_SECRET")
-            yield
-            return
-        calling = asyncio.create_task(_call_webhooks(farm, farm.webhooks))
-        try:
-            yield
-        finally:
-            calling.cancel()
-            await asyncio.gather(calling, return_exceptions=True)
+async def calling_webhooks(farm: Farm) -> AsyncIterator[Farm]:
+    """Meanwhile, if there is a secret to sign with."""
+    if farm.webhooks is None:
+        log.info("webhooks are not called", remedy="set H3_WEBHOOK_SECRET")
+        yield farm
+        return
+    calling = asyncio.create_task(_call_webhooks(farm, farm.webhooks))
+    try:
+        yield farm
+    finally:
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
 
 
 async def _call_webhooks(farm: Farm, settings: WebhookSettings) -> None:
@@ -52,17 +53,20 @@ async def _call_webhooks(farm: Farm, settings: WebhookSettings) -> None:
             await asyncio.sleep(AGAIN_S)
 
 
-@contextmanager
-def reaping(redis: Redis, lease_s: float) -> Iterator[None]:
+@asynccontextmanager
+async def reaping(settings: ServeSettings) -> AsyncIterator[None]:
     """Take jobs back in a thread of its own, as any number of workers and services may."""
     over = threading.Event()
-    thread = threading.Thread(target=_reap, args=(Leases(redis, lease_s=lease_s), over), name="reaper")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with connect(settings, answer_timeout_s=ANSWER_TIMEOUT_S, retries=0) as redis:
+        leases = Leases(redis, lease_s=settings.lease_s)
+        # A daemon: the service's end does not wait for long for a Redis that hangs.
+        thread = threading.Thread(target=_reap, args=(leases, over), name="reaper", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            await asyncio.to_thread(thread.join, ANSWER_TIMEOUT_S)
 
 
 def _reap(leases: Leases, over: threading.Event) -> None:

@@ -12,6 +12,7 @@ from jobs.http.wishes import Wanted, parse_wish
 
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 MOST_FIELDS, MOST_FILES, MOST_FIELD_BYTES = 100, 3, 1 << 20
+MOST_MARKS = 50_000  # {, [ and comma in JSON; the longest prompt may be of nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ async def read_body(request: Request) -> Body:
 
 
 def _parse_json(text: bytes) -> Mapping[str, object]:
+    if sum(map(text.count, (b"{", b"[", b","))) > MOST_MARKS:  # millions of parts would take gigabytes
+        raise Refusal(400, "invalid_json", "the body has more parts than a request could have")
     try:
         fields = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as exc:

@@ -4,14 +4,15 @@ Source: RFC 9110, sections 13 and 14. Of several ranges in one request none is g
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from jobs.errors import JobNotFound, StoreRefused
 from jobs.http.refusals import Refusal
-from jobs.store import Store
+from jobs.http.store_threads import Chunks, StoreThreads
 
 STAYS = "private, max-age=31536000, immutable"
 CHANGES = "private, no-cache"
@@ -34,14 +35,14 @@ class Content:
         return f'"{self.tag}"'
 
 
-def answer_with(store: Store, content: Content, request: Request) -> Response:
-    """What the request's headers ask for. Raises Refusal for a part that is not there."""
+async def answer_with(store: StoreThreads, content: Content, request: Request) -> Response:
+    """What the request's headers ask for. Raises Refusal for a part that is not there, JobNotFound if nothing is."""
     headers = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": content.cache_control}
     if content.name:
         headers["Content-Disposition"] = f'inline; filename="{content.name}"'
     if _is_known(request, content):
         return Response(status_code=304, headers=headers)
-    part = _read_range(request, content)
+    part = _read_range(request, content) if request.method == "GET" else None
     first, size = (0, content.size_bytes) if part is None else part
     headers["Content-Length"] = str(size)
     if part is not None:
@@ -49,19 +50,29 @@ def answer_with(store: Store, content: Content, request: Request) -> Response:
     status = 200 if part is None else 206
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers, media_type=content.media_type)
-    chunks = _begin(store.read_part(content.key, first, size))
-    return StreamingResponse(chunks, status, headers, content.media_type)
+    body = await _open(store, content, first, size)
+    return StreamingResponse(body, status, headers, content.media_type)
 
 
-def _begin(chunks: Iterator[bytes]) -> Iterator[bytes]:
+async def _open(store: StoreThreads, content: Content, first: int, size: int) -> AsyncIterator[bytes]:
     """With the first piece read: what is not there is told before the answer has begun."""
-    first = next(chunks, b"")
+    chunks = await store.ask(lambda objects: Chunks(objects.read_part(content.key, first, size)))
+    try:
+        begin = await store.ask(lambda _: chunks.take())
+    except StoreRefused as exc:
+        if await store.ask(lambda objects: objects.find(content.key)) is None:
+            raise JobNotFound("what is asked for is no longer in the store: render it again") from exc
+        raise
+    return _go_on(store, chunks, begin)
 
-    def go_on() -> Iterator[bytes]:
-        yield first
-        yield from chunks
 
-    return go_on()
+async def _go_on(store: StoreThreads, chunks: Chunks, chunk: bytes) -> AsyncIterator[bytes]:
+    try:
+        while chunk:
+            yield chunk
+            chunk = await store.ask(lambda _: chunks.take())
+    finally:  # also when the caller has hung up
+        store.leave(chunks.close)
 
 
 def _is_known(request: Request, content: Content) -> bool:

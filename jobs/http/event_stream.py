@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from jobs.async_client import AsyncJobHandle
 from jobs.errors import RedisUnavailable
-from jobs.events import Event, check_event_id
+from jobs.events import Event
 
 KEEP_ALIVE_S = 15.0  # between two signs of life; proxies end what is silent for a minute
 AGAIN_S = 1.0
@@ -20,23 +22,26 @@ async def is_at_end(job: AsyncJobHandle, since: str | None) -> bool:
 
     Raises EventIdInvalid and RedisUnavailable.
     """
-    if since is None:
-        return False
-    check_event_id(since)
     return (await job.status()).is_ended and not await job.news(since=since)
 
 
-async def stream_events(
-    job: AsyncJobHandle, since: str | None, meanwhile: AbstractContextManager[None]
-) -> AsyncIterator[bytes]:
+class EventStream(StreamingResponse):
     """All events after one, to the last. While Redis is away it waits: nothing is told twice or left out."""
-    with meanwhile:
-        yield f"retry: {AGAIN_S * 1000:.0f}\n\n".encode()
-        async for told in _follow(job, since):
-            yield told
+
+    def __init__(self, job: AsyncJobHandle, since: str | None, at_end: Callable[[], None]) -> None:
+        """at_end  called once, also when the caller hangs up before the first event"""
+        super().__init__(_stream(job, since), media_type=MEDIA_TYPE, headers=HEADERS)
+        self._at_end = at_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._at_end()
 
 
-async def _follow(job: AsyncJobHandle, since: str | None) -> AsyncIterator[bytes]:
+async def _stream(job: AsyncJobHandle, since: str | None) -> AsyncIterator[bytes]:
+    yield f"retry: {AGAIN_S * 1000:.0f}\n\n".encode()
     while True:
         try:
             async for event in job.events(since=since, timeout_s=KEEP_ALIVE_S):

@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 from jobs.async_client import AsyncClient
 from jobs.http.rates import Rates
 from jobs.http.settings import ServeSettings
+from jobs.http.store_threads import StoreThreads
 from jobs.http.tokens import Tokens
 from jobs.http.webhooks.settings import WebhookSettings
-from jobs.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Farm:
     """One farm: its queue, its store, and who may use them."""
 
     client: AsyncClient
-    store: Store
+    store: StoreThreads
     settings: ServeSettings
     tokens: Tokens | None  # None: whoever is on this machine
     rates: Rates

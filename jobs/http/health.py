@@ -5,6 +5,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from jobs.canceled import heeding_cancel
 from jobs.connection import redis_errors
 from jobs.http.farm import FarmOf
 from jobs.http.refusals import ErrorReply
@@ -19,6 +20,6 @@ class Health(BaseModel):
 @router.get("/healthz", responses={503: {"model": ErrorReply}}, openapi_extra={"security": []})
 async def healthz(farm: FarmOf) -> Health:
     """Whether Redis answers. Needs no token."""
-    with redis_errors():
+    with redis_errors(), heeding_cancel():
         await farm.redis.ping()
     return Health()

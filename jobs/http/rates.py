@@ -3,8 +3,6 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from limits import RateLimitItem
 from limits.aio.storage import MemoryStorage
@@ -32,17 +30,8 @@ class Rates:
         """Raises Refusal."""
         await self._count(self._submits, "submits", caller)
 
-    @contextmanager
-    def streaming(self, caller: str) -> Iterator[None]:
-        """Count an event stream meanwhile. Ask `require_stream` before its answer begins."""
-        self._streams[caller] += 1
-        try:
-            yield
-        finally:
-            self._streams[caller] -= 1
-
-    def require_stream(self, caller: str) -> None:
-        """Raises Refusal if the caller has as many streams as they may."""
+    def take_stream(self, caller: str) -> None:
+        """Count an event stream, until `leave_stream`. Raises Refusal if the caller has as many as they may."""
         if caller and self._streams[caller] >= self._most_streams:
             raise Refusal(
                 429,
@@ -50,6 +39,10 @@ class Rates:
                 f"{caller} follows {self._most_streams} event streams, and may follow no more: end one",
                 {"Retry-After": STREAM_ENDS_S},
             )
+        self._streams[caller] += 1
+
+    def leave_stream(self, caller: str) -> None:
+        self._streams[caller] -= 1
 
     async def _count(self, limit: RateLimitItem, what: str, caller: str) -> None:
         if not caller or await self._limiter.hit(limit, what, caller):

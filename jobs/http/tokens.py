@@ -52,7 +52,10 @@ def read_tokens(path: Path) -> Tokens:
     tokens = [_parse(f"{path}:{number}", words) for number, line in enumerate(lines, 1) if (words := _words(line))]
     if not tokens:
         raise SettingsInvalid(f"H3_TOKENS_FILE {path} has no token: write lines of NAME TOKEN")
-    return Tokens({token.digest: token for token in tokens})
+    by_digest = {token.digest: token for token in tokens}
+    if len(by_digest) < len(tokens):
+        raise SettingsInvalid(f"H3_TOKENS_FILE {path} has the same token twice: give each line one of its own")
+    return Tokens(by_digest)
 
 
 def _words(line: str) -> list[str]:

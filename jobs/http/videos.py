@@ -3,7 +3,6 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from jobs.http import event_stream
@@ -129,7 +128,7 @@ async def content(
 ) -> Response:
     """The video as MP4, or its latest preview as PNG, which is there while it still renders. Ranges are served."""
     found = await (find_video if variant == "video" else find_thumbnail)(farm, job)
-    return answer_with(farm.store, found, request)
+    return await answer_with(farm.store, found, request)
 
 
 @router.get(
@@ -150,9 +149,8 @@ async def events(
     handle = await farm.client.job(job.id)
     if await event_stream.is_at_end(handle, after):
         return Response(status_code=204)
-    farm.rates.require_stream(caller.name)
-    told = event_stream.stream_events(handle, after, farm.rates.streaming(caller.name))
-    return StreamingResponse(told, media_type=event_stream.MEDIA_TYPE, headers=event_stream.HEADERS)
+    farm.rates.take_stream(caller.name)
+    return event_stream.EventStream(handle, after, lambda: farm.rates.leave_stream(caller.name))
 
 
 @router.get(
@@ -180,7 +178,7 @@ async def piece(
     name: Annotated[str, Path(max_length=100)],
 ) -> Response:
     """A segment of the stream, or their header."""
-    return answer_with(farm.store, await find_piece(farm, job.id, attempt, name), request)
+    return await answer_with(farm.store, await find_piece(farm, job.id, attempt, name), request)
 
 
 @router.get("/models", responses=_refusals())

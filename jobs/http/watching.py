@@ -1,6 +1,5 @@
 """What there is to watch of a render: its video, its latest preview, and its stream while it grows."""
 
-import asyncio
 import hashlib
 import re
 
@@ -22,7 +21,10 @@ _PIECE = re.compile(r"[0-9]{1,9}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)  # 
 async def find_video(farm: Farm, job: ListedJob) -> Content:
     """The whole video. Raises ResultMissing, JobFailed and JobNotFinished."""
     await run_async(find_store_url(job.id), farm.redis)  # tells why there is no result
-    result = await asyncio.to_thread(read_result, farm.store, job.id)
+    try:
+        result = await farm.store.ask(lambda store: read_result(store, job.id))
+    except ResultMissing as exc:  # whose text is for who runs the farm
+        raise JobNotFound(f"the result of video {job.id} is no longer in the store: render it again") from exc
     piece = next((piece for piece in result.pieces if piece.key == result.video_key), None)
     if piece is None:
         raise ResultMissing(f"the result of video {job.id} does not name its own video: render it again")
@@ -32,7 +34,7 @@ async def find_video(farm: Farm, job: ListedJob) -> Content:
 async def find_thumbnail(farm: Farm, job: ListedJob) -> Content:
     """The latest preview, also while it renders. Raises JobNotFound as long as there is none."""
     key = await run_async(_find_preview(job.id), farm.redis)
-    found = await asyncio.to_thread(farm.store.find, key) if key else None
+    found = await farm.store.ask(lambda store: store.find(key)) if key else None
     if found is None:
         raise JobNotFound(f"video {job.id} has no preview yet: they come every few steps (`preview_every`)")
     return Content(found.key, found.size_bytes, hashlib.sha256(found.key.encode()).hexdigest(), PNG)
@@ -44,7 +46,12 @@ def _find_preview(job_id: str) -> Operation[str | None]:
     if not any(isinstance(event, PreviewReady) for event in latest):
         latest = parse_entries((yield read_events(job_id, FIRST)))[::-1]
     keys = (event.key for event in latest if isinstance(event, PreviewReady))
-    return next((key for key in keys if _PIECE.fullmatch(key.removeprefix(_attempts(job_id)))), None)
+    return next((key for key in keys if _is_piece(job_id, key)), None)
+
+
+def _is_piece(job_id: str, key: str) -> bool:
+    attempts = _attempts(job_id)
+    return key.startswith(attempts) and bool(_PIECE.fullmatch(key.removeprefix(attempts)))
 
 
 async def tell_playlist(farm: Farm, job: ListedJob) -> str:

@@ -21,6 +21,7 @@ from jobs.submission import LONGEST_WEBHOOK
 
 MODEL = "minimax-h3"
 MODEL_NAMES = (MODEL, "minimaxai/minimax-h3", "h3")
+MOST_FIELDS, MOST_EXPLAINED = 100, 20
 PICTURES = ("input_reference", "first_frame", "last_frame")
 _SIZE = re.compile(r"([1-9][0-9]{0,4})[xX*]([1-9][0-9]{0,4})", re.ASCII)
 _DATA_URL = re.compile(r"data:image/[a-z+.-]+;base64,", re.ASCII)
@@ -127,10 +128,12 @@ def parse_wish(fields: Mapping[str, object], uploads: Mapping[str, bytes]) -> Wa
 
     uploads  pictures that came as files, by their field
     """
+    if len(fields) > MOST_FIELDS:
+        raise RequestInvalid(f"{len(fields)} fields are given, and a request has no more than {MOST_FIELDS}")
     try:
         wish = VideoWish.model_validate(fields)
     except ValidationError as exc:
-        lines = dict.fromkeys(explain_field(entry, VideoWish) for entry in exc.errors())
+        lines = dict.fromkeys(explain_field(entry, VideoWish) for entry in exc.errors()[:MOST_EXPLAINED])
         raise RequestInvalid("\n".join(lines)) from exc
     _check_names(wish)
     pictures: list[Picture] = []

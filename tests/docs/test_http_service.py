@@ -114,7 +114,7 @@ def test_the_tokens_are_a_file_of_tokens(tmp_path):
 
 def test_the_receiver_takes_what_the_service_sends_and_nothing_else(capsys):
     shown = json.loads(WEBHOOK)
-    body = make_body("evt_1", shown["data"]["id"], shown["created_at"], shown["data"])
+    body = make_body("evt_1", shown["data"]["id"], "finished", shown["created_at"], shown["data"])
     assert json.loads(body) == shown | {"id": "evt_1"}
     names = {}
     exec(RECEIVER.replace("whsec_...", WEBHOOK_SECRET), names)

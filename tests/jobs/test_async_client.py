@@ -214,7 +214,8 @@ def test_a_webhook_is_noted_when_its_job_ends(redis, claim):
     assert redis.xlen("h3:webhooks") == 0
     claim(job.id).finish(FINISHED, RESULT)
     [(_, fields)] = redis.xrange("h3:webhooks")
-    assert fields == {b"job": job.id.encode(), b"url": b"https://example.org/hook?job=1"}
+    url = b"https://example.org/hook?job=1"
+    assert fields == {b"job": job.id.encode(), b"url": url, b"outcome": b"finished"}
 
 
 def test_a_webhook_is_noted_whichever_way_its_job_ends(redis, claim, use_up):

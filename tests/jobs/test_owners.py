@@ -4,7 +4,9 @@ import pytest
 
 from jobs.client import Client
 from jobs.errors import JobNotFound, TooManyJobs
+from jobs.job_calls import cancel_job
 from jobs.job_status import JobState
+from jobs.lease import run_script
 from jobs.operation import run
 from jobs.request import GenerateRequest
 from jobs.submission import Outcome, Owner, Submission, submit_all, submit_one
@@ -68,6 +70,22 @@ def test_a_job_that_ends_makes_room_and_one_that_is_retried_takes_it(redis, leas
         leases.retry_dead(first)
         with pytest.raises(TooManyJobs):
             submit()
+
+
+def test_a_retry_takes_room_and_waits_for_it(redis, claim, submit, use_up):
+    dead = submit()
+    use_up(claim(dead))
+    for _ in range(2):
+        submit()
+    assert [run(run_script("retry_dead", dead, most), redis) for most in (2, 3)] == [2, 1]
+
+
+def test_a_page_goes_on_where_it_was_though_jobs_come_and_go(redis, submit):
+    ids = [submit(None) for _ in range(4)]
+    run(cancel_job(ids[2], None), redis)
+    assert run(drop_job(ids[2]), redis) == "dropped"
+    submit(None)
+    assert page(redis, None, limit=1, after=ids[2]) == ([ids[1]], True)
 
 
 def test_jobs_whose_record_somebody_has_deleted_do_not_count(redis, submit):

@@ -14,7 +14,7 @@ from jobs.batch.progress import Counts
 from jobs.batch.record import Batch, list_batches
 from jobs.batch.states import RowStatus, read_statuses
 from jobs.batch.watcher import BatchWatcher, Snapshot
-from jobs.errors import JobNotFound
+from jobs.errors import JobNotFound, RedisUnavailable
 from jobs.http.page.farm_views import (
     BatchCell,
     BatchPage,
@@ -39,28 +39,42 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class Remembered(Generic[Value]):
-    """What was read lately, by name, so that many who look at the same cause one look at Redis."""
+    """What was read lately, by name, so that many who look at the same cause one look at Redis, or one failure."""
 
-    _kept: dict[str, tuple[float, Value]] = field(default_factory=dict)  # until when
+    _kept: dict[str, tuple[float, Value | RedisUnavailable]] = field(default_factory=dict)  # until when
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, name: str, read: Callable[[], Value]) -> Value:
+        """Raises what `read` raises."""
         with self._lock:
             until, value = self._kept.get(name, (0.0, None))
-            if value is not None and time.monotonic() < until:
-                return value
-            began = time.monotonic()
-            value = read()
-            now = time.monotonic()
-            self._kept.pop(name, None)
-            self._kept[name] = (now + max(SHORTEST_REST_S, RESTS_A_LOOK * (now - began)), value)
-            if len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
-            return value
+            if value is None or time.monotonic() >= until:
+                value = self._read(name, read)
+        if isinstance(value, RedisUnavailable):
+            raise value.with_traceback(None)  # which would grow with each who is told
+        return value
+
+    def _read(self, name: str, read: Callable[[], Value]) -> Value | RedisUnavailable:
+        began = time.monotonic()
+        value, rests = _try(read)
+        now = time.monotonic()
+        self._kept.pop(name, None)
+        self._kept[name] = (now + max(SHORTEST_REST_S, rests * (now - began)), value)
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return value
 
     def forget(self) -> None:
         with self._lock:
             self._kept.clear()
+
+
+def _try(read: Callable[[], Value]) -> tuple[Value | RedisUnavailable, float]:
+    """And for how many times as long as it took Redis is left in peace after that."""
+    try:
+        return read(), RESTS_A_LOOK
+    except RedisUnavailable as exc:
+        return exc, 0.0
 
 
 @dataclass(frozen=True, slots=True)

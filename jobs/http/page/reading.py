@@ -1,6 +1,6 @@
 """What the page asks of Redis at each look: the jobs that its visitor may see, the queues and the workers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ from jobs.listing import ListedJob, describe_jobs, list_jobs
 from jobs.operation import Call, Operation, pipeline
 from jobs.pieces import KeptPieces
 from jobs.queues import QueueName
-from jobs.submitted import read_page
+from jobs.submitted import OPEN_KEY, SUBMITTED_KEY
 from jobs.workers import WORKERS_KEY, WorkerRecord, parse_time, parse_workers
 
 MOST_RUNNING = 24
@@ -30,6 +30,7 @@ MOST_WAITING = 30
 MOST_LOST = 8
 GALLERY_STEP = 24
 MOST_FINISHED = 20 * GALLERY_STEP
+PAGE, MOST_PAGES = 100, 5  # of what an owner has submitted, at one look
 _LOST = (JobState.FAILED, JobState.DEAD)
 
 
@@ -64,7 +65,7 @@ def read_farm(caller: Caller, shown: int, batches: Sequence[BatchTile]) -> Opera
     has_more = len(finished) > shown and shown < MOST_FINISHED
     return Farm(
         running=tuple(show_running(job, told, around.now) for job, told in zip(running, news, strict=True)),
-        waiting=tuple(sort_waiting(list(map(show_waiting, seen.waiting)))),
+        waiting=tuple(sort_waiting(list(map(show_waiting, seen.waiting)))[:MOST_WAITING]),
         waiting_in_all=seen.waiting_in_all,
         lost=tuple(map(show_lost, sorted(seen.lost, key=_ended, reverse=True))),
         finished=tuple(map(show_finished, finished[:shown])),
@@ -112,16 +113,40 @@ def _read_all(around: _Surroundings, shown: int) -> Operation[_Seen]:
 
 
 def _read_own(caller: Caller, shown: int) -> Operation[_Seen]:
-    """Among the latest that this caller has submitted."""
-    page = yield from read_page(caller.name, limit=MOST_RUNNING + MOST_WAITING + MOST_LOST + shown + 1)
-    waiting = [job for job in page.jobs if job.state.is_queued]
+    """All that this caller has submitted and that has not ended, and the latest of what has."""
+    ids = yield lambda redis: redis.smembers(OPEN_KEY.format(owner=caller.name))
+    known = list(map(read_text, ids))
+    still_open = yield from describe_jobs(known)
+    others = yield from _read_others(caller.name, known, shown + 1)
+    jobs = sorted([*still_open, *others], key=_submitted, reverse=True)
+    waiting = [job for job in jobs if job.state.is_queued]
     return _Seen(
-        running=_of(page.jobs, JobState.RUNNING)[:MOST_RUNNING],
-        waiting=waiting[-MOST_WAITING:],
+        running=_of(jobs, JobState.RUNNING)[:MOST_RUNNING],
+        waiting=waiting,
         waiting_in_all=len(waiting),
-        lost=_of(page.jobs, *_LOST)[:MOST_LOST],
-        finished=_of(page.jobs, JobState.FINISHED)[: shown + 1],
+        lost=_of(jobs, *_LOST)[:MOST_LOST],
+        finished=_of(jobs, JobState.FINISHED)[: shown + 1],
     )
+
+
+def _read_others(owner: str, known: Collection[str], wanted: int) -> Operation[list[ListedJob]]:
+    """The latest by submit, until so many are finished: many may be canceled, or no longer there."""
+    key, seen = f"{SUBMITTED_KEY}:{owner}", set(known)
+    found: list[ListedJob] = []
+    first, size = 0, len(seen) + PAGE
+    for _ in range(MOST_PAGES):
+        ids = yield _ask_submitted(key, first, size)
+        fresh = [job_id for job_id in map(read_text, ids) if job_id not in seen]
+        seen.update(fresh)  # what is submitted meanwhile moves the rest
+        found += yield from describe_jobs(fresh)
+        if len(ids) < size or len(_of(found, JobState.FINISHED)) >= wanted:
+            break
+        first, size = first + size, max(PAGE, wanted)
+    return found
+
+
+def _ask_submitted(key: str, first: int, size: int) -> Call:
+    return lambda redis: redis.zrevrange(key, first, first + size - 1)
 
 
 def _of(jobs: Iterable[ListedJob], *states: JobState) -> list[ListedJob]:

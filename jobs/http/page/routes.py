@@ -13,11 +13,9 @@ from jobs.http.page.answers import Note, PageRoute, go_to, show_live
 from jobs.http.page.form import RenderForm, find_errors, parse_form, refill
 from jobs.http.page.reading import GALLERY_STEP, MOST_FINISHED
 from jobs.http.page.visit import Visit, Visitor
-from jobs.http.refusals import Refusal
-from jobs.http.renders import cancel_render, delete_render, find_render, submit_render
+from jobs.http.refusals import Refusal, judge
+from jobs.http.renders import cancel_render, delete_render, find_render, retry_render, submit_render
 from jobs.http.wishes import parse_wish
-from jobs.lease import run_script
-from jobs.operation import run_async
 
 JobId = Annotated[str, Path(max_length=100)]
 Shown = Annotated[int, Query(ge=GALLERY_STEP, le=MOST_FINISHED)]
@@ -79,11 +77,13 @@ async def submit(request: Request, visitor: Visit) -> Response:
         return await visitor.show(form.with_errors(errors), note=REFUSED, status=422)
     try:
         await submit_render(visitor.farm, visitor.caller, parse_wish(form.to_fields(), uploads))
-    except TooManyJobs as exc:
-        return await visitor.show(form.with_errors({"": str(exc)}), note=REFUSED, status=429)
-    except Refusal as exc:
-        return await visitor.show(form.with_errors({"": exc.message}), note=REFUSED, status=exc.status)
+    except (TooManyJobs, Refusal) as exc:
+        return await visitor.show(form.with_errors({"": str(exc)}), note=REFUSED, refusal=_refusal_of(exc))
     return _done(visitor, "queued")
+
+
+def _refusal_of(error: TooManyJobs | Refusal) -> Refusal:
+    return error if isinstance(error, Refusal) else judge(error)
 
 
 def _find_uploads(body: Body) -> dict[str, bytes]:
@@ -103,9 +103,14 @@ async def cancel(job_id: JobId, visitor: Visit) -> Response:
 @router.post("/renders/{job_id}/retry")
 async def retry(job_id: JobId, visitor: Visit) -> Response:
     """Of one that has used up its attempts."""
-    await find_render(visitor.farm, visitor.caller, job_id)
-    is_queued = await run_async(run_script("retry_dead", job_id), visitor.farm.redis)
-    return _done(visitor, "retried" if is_queued else "ended")
+    try:
+        await retry_render(visitor.farm, visitor.caller, job_id)
+    except CancelRefused:
+        return _done(visitor, "ended")
+    except (TooManyJobs, Refusal) as exc:
+        note = Note(f"It was not queued again: {exc}.", is_bad=True)
+        return await visitor.show(RenderForm(), note=note, refusal=_refusal_of(exc))
+    return _done(visitor, "retried")
 
 
 @router.post("/renders/{job_id}/delete")

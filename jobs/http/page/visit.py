@@ -17,6 +17,7 @@ from jobs.http.page.form import MOST_SECONDS, QUEUES, RenderForm
 from jobs.http.page.reading import GALLERY_STEP, read_farm
 from jobs.http.page.rendering import render
 from jobs.http.page.shared import SharedLooks
+from jobs.http.refusals import Refusal, unavailable
 from jobs.operation import run_async
 
 RELOAD_S = 5  # while the farm is away
@@ -42,14 +43,23 @@ class Visitor:
         return render("live.html", farm=seen, shows_owner=self.caller.sees_all and self.farm.tokens is not None)
 
     async def show(
-        self, form: RenderForm, *, shown: int = GALLERY_STEP, note: Note | None = None, status: int = 200
+        self,
+        form: RenderForm,
+        *,
+        shown: int = GALLERY_STEP,
+        note: Note | None = None,
+        refusal: Refusal | None = None,
+        status: int = 200,
     ) -> Response:
-        """The whole page, also while Redis does not answer: then without what is known of the farm."""
+        """The whole page, also while Redis does not answer: then without what is known of the farm.
+
+        refusal  of what was asked for, if it was more than to look: its status and headers go with the page
+        """
         trouble = ""
         try:
             live = await self.look(shown)
         except RedisUnavailable:
-            live, trouble, status = Markup(), AWAY, 503
+            live, trouble, refusal = Markup(), AWAY, unavailable()
         around = frame(caller_name=self.caller.name, note=note, trouble=trouble, reload_s=RELOAD_S if trouble else 0)
         html = render(
             "page.html",
@@ -61,7 +71,7 @@ class Visitor:
             most_seconds=MOST_SECONDS,
             **around,
         )
-        return show(html, status)
+        return show(html, status) if refusal is None else show(html, refusal.status, refusal.headers)
 
 
 async def _find_visitor(request: Request, farm: FarmOf, caller: Call, batches: Batches) -> Visitor:

@@ -171,7 +171,7 @@ async def _cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
 
 def _write(delivery: Delivery, described: Described | None, secret: bytes) -> Message:
     event_id = webhook_id(delivery.entry, delivery.job_id)
-    body = make_body(event_id, delivery.job_id, delivery.ended_s, described)
+    body = make_body(event_id, delivery.job_id, delivery.outcome, delivery.ended_s, described)
     headers = {"content-type": "application/json", "user-agent": "h3render"}
     return Message(headers | sign(secret, event_id, int(time.time()), body), body)
 

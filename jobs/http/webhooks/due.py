@@ -27,6 +27,7 @@ class Delivery:
     job_id: str
     url: str
     host: bytes  # by which turns are shared
+    outcome: str  # how the job ended then; it may have been retried or deleted since
     failures: int  # tries before this one
     until_ms: str  # end of the lease: no other claim has the same
 
@@ -92,8 +93,8 @@ def _calling() -> Iterator[None]:
 
 
 def _read(found: list[bytes]) -> Delivery:
-    entry, job_id, url, host, failures, until_ms = found
-    return Delivery(entry.decode(), _text(job_id), _text(url), host, int(failures), until_ms.decode())
+    entry, job_id, url, host, outcome, failures, until_ms = found
+    return Delivery(entry.decode(), _text(job_id), _text(url), host, _text(outcome), int(failures), until_ms.decode())
 
 
 def _text(raw: bytes) -> str:

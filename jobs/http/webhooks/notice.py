@@ -13,14 +13,13 @@ def webhook_id(entry: str, job_id: str) -> str:
     return "evt_" + hashlib.sha256(f"{entry} {job_id}".encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def make_body(event_id: str, job_id: str, ended_s: int, described: Described | None) -> bytes:
-    """The event. Of a job that is gone, only its id is known."""
+def make_body(event_id: str, job_id: str, outcome: str, ended_s: int, described: Described | None) -> bytes:
+    """The event. Of a job that is gone, only its id is known, and how it ended."""
     video = {"id": job_id} if described is None else described
-    is_completed = video.get("status") == "completed"
     event = {
         "id": event_id,
         "object": "event",
-        "type": "video.completed" if is_completed else "video.failed",
+        "type": "video.completed" if outcome == "finished" else "video.failed",
         "created_at": ended_s,
         "data": video,
     }

@@ -42,7 +42,7 @@ end
 local function read(entry)
   local is_read, delivery = pcall(cjson.decode, redis.call('HGET', DELIVERIES, entry) or '')
   if not is_read or type(delivery) ~= 'table' then return nil end
-  for _, field in ipairs({'job', 'url', 'host'}) do
+  for _, field in ipairs({'job', 'url', 'host', 'outcome'}) do
     if type(delivery[field]) ~= 'string' then return nil end
   end
   delivery.tries = tonumber(delivery.tries) or 0
@@ -72,10 +72,10 @@ local function make_room(host, dropped)
   dropped[#dropped + 1] = delivery and delivery.job or ''
 end
 
-local function add(entry, job, url, now, dropped)
+local function add(entry, job, url, outcome, now, dropped)
   local host = host_of(url)
   make_room(host, dropped)
-  write(entry, {job = job, url = url, host = host, tries = 0})
+  write(entry, {job = job, url = url, host = host, outcome = outcome, tries = 0})
   redis.call('ZADD', due_key(host), whole(now), entry)
   redis.call('ZADD', HOSTS, 'LT', whole(now), host)
 end
@@ -96,7 +96,7 @@ local function move(now, dropped)
     if is_old(entry, now) then
       dropped[#dropped + 1] = fields.job or ''
     elseif fields.job and fields.url then
-      add(entry, fields.job, fields.url, now, dropped)
+      add(entry, fields.job, fields.url, fields.outcome or '', now, dropped)
     end
     redis.call('XDEL', NOTED, entry)
   end
@@ -113,7 +113,7 @@ local function take(host, most, now, lease_ms, claimed, dropped)
       dropped[#dropped + 1] = delivery and delivery.job or ''
     else
       redis.call('ZADD', due_key(host), until_ms, entry)
-      claimed[#claimed + 1] = {entry, delivery.job, delivery.url, host, whole(delivery.tries), until_ms}
+      claimed[#claimed + 1] = {entry, delivery.job, delivery.url, host, delivery.outcome, whole(delivery.tries), until_ms}
     end
   end
   give_turn(host, now)

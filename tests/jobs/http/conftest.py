@@ -1,4 +1,4 @@
-"""The service of these tests: one for all that leave it as it was."""
+"""The service of these tests: one for all of a file. It looks at the leases of its Redis, so it ends with the file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.jobs.http.serving import ADA, BOB, OPERATOR, WEBHOOK_SECRET, Service, serving
+from tests.jobs.http.serving import ADA, BOB, OPERATOR, Service, serving
 from tests.servers import RedisServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_service(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder: Path = tmp_path_factory.mktemp("service")
     never = {"request_limit": "1000000/minute", "submit_limit": "1000000/minute"}
-    with serving(shared_redis.url, folder, most_open=3, webhook_secret=WEBHOOK_SECRET, **never) as service:
+    # Without a secret for webhooks: it would take notices that tests put there for others.
+    with serving(shared_redis.url, folder, most_open=3, **never) as service:
         yield service
 
 
@@ -42,7 +43,7 @@ def operator(service: Service) -> Iterator[httpx2.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def open_service(shared_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Whoever is on this machine may use it: it has no tokens."""
     with serving(shared_redis.url, tmp_path_factory.mktemp("open"), tokens_file=None) as service:

@@ -1,9 +1,18 @@
 """Videos, previews and segments over HTTP: whole, in parts, not twice."""
 
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 
 from jobs.events import PreviewReady
+from jobs.file_store import FileStore
+from jobs.http import store_threads
 from tests.jobs.http.rendering import HEADER, PNG, VIDEO, Render, segment_of
+from tests.waiting import eventually
 
 SIZE = len(VIDEO)
 
@@ -76,8 +85,9 @@ def test_a_video_that_the_caller_has_is_not_sent_again(ada, content):
     assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
 
 
-def test_head_tells_the_size_and_sends_nothing(ada, content):
-    answer = ada.head(content)
+@pytest.mark.parametrize("headers", [{}, {"Range": "bytes=0-9"}, {"Range": "bytes=99999-"}])
+def test_head_tells_the_size_and_sends_nothing(ada, content, headers):
+    answer = ada.head(content, headers=headers)
     assert (answer.status_code, answer.content, answer.headers["content-length"]) == (200, b"", str(SIZE))
 
 
@@ -91,9 +101,44 @@ def test_a_video_that_failed_has_no_content(ada, url):
     assert ada.get(f"{url}/content").status_code == 409
 
 
-def test_a_video_whose_object_is_gone_is_refused_before_the_answer_begins(ada, content, begun, service):
-    service.store.delete(f"{begun.lease.job_id}/attempts/1/video.mp4")
-    assert ada.get(content).status_code == 503
+@pytest.mark.parametrize("gone", ["attempts/1/video.mp4", "result.json"])
+def test_a_video_whose_object_is_gone_is_not_found_and_our_places_are_not_told(ada, content, begun, service, gone):
+    key = f"{begun.lease.job_id}/{gone}"
+    where = service.store.url(key).removesuffix(key)
+    service.store.delete(key)
+    answer = ada.get(content)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert where not in answer.text
+
+
+def test_a_store_that_hangs_holds_up_nobody_else_and_is_told_as_such(ada, content, begun, service, monkeypatch):
+    held = threading.Event()
+    monkeypatch.setattr(store_threads, "LONGEST_CALL_S", 0.5)
+    monkeypatch.setattr(FileStore, "read_part", lambda *_: iter([held.wait(20) and b""]))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ada.get, content)
+        with service.client() as other:
+            began = time.monotonic()
+            assert other.get("/healthz").status_code == 200
+            assert time.monotonic() - began < 0.4
+        answer = waiting.result()
+        held.set()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+
+
+def test_what_a_caller_has_opened_is_closed_when_they_hang_up(ada, begun, url):
+    begun.finish(VIDEO * 5000)
+    mine = Path(f"/proc/{os.getpid()}/fd")
+
+    def open_videos():
+        links = [link.readlink() for link in mine.iterdir() if link.is_symlink()]
+        return [link for link in links if link.name == "video.mp4"]
+
+    for _ in range(3):
+        with ada.stream("GET", f"{url}/content") as answer:
+            chunks = answer.iter_bytes(1000)
+            assert next(chunks)
+    eventually(lambda: not open_videos())
 
 
 def test_the_latest_preview_is_there_while_the_render_runs(ada, begun, url):

@@ -59,6 +59,12 @@ def test_who_has_heard_the_last_event_is_told_to_stop(ada, render, url):
     assert ada.get(url, headers={"Last-Event-ID": last.id}).status_code == 204
 
 
+def test_of_a_job_that_has_ended_and_whose_events_are_gone_a_browser_is_told_to_stop(ada, render, url, redis):
+    render.finish()
+    redis.delete(f"h3:events:{render.lease.job_id}")
+    assert ada.get(url).status_code == 204
+
+
 def test_an_id_that_no_event_could_have_is_refused(ada, url):
     answer = ada.get(url, headers={"Last-Event-ID": "yesterday"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")

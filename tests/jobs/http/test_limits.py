@@ -1,7 +1,10 @@
 """How much each token may ask for."""
 
+import time
+
 import pytest
 
+from tests.jobs.http.rendering import PNG
 from tests.jobs.http.serving import BOB, serving
 from tests.waiting import eventually
 
@@ -41,6 +44,33 @@ def test_submits_have_a_limit_of_their_own(strict, redis):
     _, client = strict
     assert [client.post("/v1/videos", json=WISH).status_code for _ in range(3)] == [200, 200, 429]
     assert redis.llen("rq:queue:default") == 2
+
+
+def test_pictures_are_not_stored_for_a_render_that_there_is_no_room_for(ada, service, redis):
+    for _ in range(3):
+        ada.post("/v1/videos", json=WISH)
+    before = list(service.store.list("inputs/"))
+    picture = {"first_frame": ("kite.png", PNG + b"another one", "image/png")}
+    assert ada.post("/v1/videos", data={"prompt": "x"}, files=picture).status_code == 429
+    assert list(service.store.list("inputs/")) == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "y": [' + b"{}," * 100_000 + b"0]}",
+        b"{" + b",".join(b'"%d": 0' % number for number in range(20_000)) + b"}",
+        b'{"prompt": "x", "' + b"y" * 1_000_000 + b'": 0}',
+        b'{"prompt": "x", "seed": "' + b"9" * 1_000_000 + b'"}',
+        b"[" * 100_000,
+    ],
+    ids=["parts", "fields", "name", "value", "depth"],
+)
+def test_a_body_that_is_made_to_be_costly_is_refused_in_few_words(ada, service, body):
+    began = time.monotonic()
+    answer = ada.post("/v1/videos", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, len(answer.content) < 5000) == (400, True)
+    assert time.monotonic() - began < 1
 
 
 def test_a_token_has_so_many_event_streams_and_no_more(redis, redis_url, tmp_path):

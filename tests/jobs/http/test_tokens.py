@@ -45,6 +45,7 @@ def test_a_name_may_have_an_old_token_and_a_new_one(read):
         (f"ada {ADA} boss\n", "tokens:1: write NAME TOKEN"),
         (f"a/b {ADA}\n", "tokens:1: write NAME TOKEN"),
         ("# nobody\n", "has no token"),
+        (f"ada {ADA}\nboss {ADA} operator\n", "the same token twice"),
     ],
 )
 def test_a_wrong_line_is_named_without_its_token(read, text, words):

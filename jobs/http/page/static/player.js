@@ -76,6 +76,7 @@ class Player extends HTMLElement {
       return;
     }
     const { default: Hls } = await import("./vendor/hls.light-1.7.4.min.mjs");
+    if (!this.#isStarted) return; // taken out of the page meanwhile
     if (Hls.isSupported()) {
       this.#stream(new Hls(HLS_OPTIONS), source, Hls);
     } else if (this.#video.canPlayType(HLS_TYPE)) {
@@ -85,22 +86,38 @@ class Player extends HTMLElement {
     }
   }
 
-  #stream(hls, source, { Events, ErrorTypes }) {
+  #stream(hls, source, { Events, ErrorTypes, ErrorDetails }) {
     this.#hls = hls;
     hls.on(Events.ERROR, (_, error) => {
       if (!error.fatal) return;
-      if (error.type === ErrorTypes.MEDIA_ERROR) hls.recoverMediaError();
-      else setTimeout(() => this.#hls === hls && hls.startLoad(), RETRY_MS); // the farm may only be away
+      if (error.type === ErrorTypes.MEDIA_ERROR) return hls.recoverMediaError();
+      // The farm may only be away. But what was never read cannot go on, nor what is another stream than before.
+      const goesOn = hls.levels.length > 0 && error.details !== ErrorDetails.LEVEL_PARSING_ERROR;
+      setTimeout(() => this.#hls === hls && (goesOn ? hls.startLoad() : this.#beginAnew()), RETRY_MS);
     });
     hls.loadSource(source);
     hls.attachMedia(this.#video);
+  }
+
+  // From what the page now says: the render may have ended meanwhile.
+  async #beginAnew() {
+    const wasPlaying = !this.#video.paused;
+    this.#hls.destroy();
+    this.#hls = null;
+    await this.#attach(this.getAttribute("src"));
+    if (wasPlaying) await this.#video.play().catch(() => {});
   }
 
   #tellWaiting(isWaiting) {
     this.#hint.textContent = isWaiting && this.#hls ? "Waiting for the next clip" : "";
   }
 
+  // A stream of ours mends itself; of all else the button is there to try again.
   #fail(reason) {
+    const isOver = !this.#hls;
+    const hadFocus = this.shadowRoot.activeElement === this.#video;
+    if (isOver) this.#release();
+    if (isOver && hadFocus) this.#button.focus();
     this.#hint.textContent = `Cannot be played: ${reason || "the video cannot be read"}`;
   }
 

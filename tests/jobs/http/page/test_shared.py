@@ -7,6 +7,7 @@ import threading
 import pytest
 from markupsafe import Markup
 
+from jobs.errors import RedisUnavailable
 from jobs.http.page import batch_reading, shared
 from jobs.http.page.batch_reading import Remembered
 from jobs.http.page.shared import SharedLooks
@@ -42,18 +43,45 @@ def test_of_many_who_look_at_once_one_reads_and_whoever_looks_later_reads_anew(c
     assert len({*first, *second, *third, *fourth}) == 6
 
 
-def test_a_look_that_fails_is_not_kept(count, monkeypatch):
+def test_many_who_look_while_the_farm_is_away_wait_for_one_failure(count, monkeypatch):
     async def fail():
-        raise ConnectionError
+        count()
+        await asyncio.sleep(0.01)
+        raise RedisUnavailable("away")
 
     async def look():
         return Markup(count())
 
     async def run():
-        with pytest.raises(ConnectionError):
+        asked = [looks.get("all", fail) for _ in range(8)]
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+        assert [str(failure) for failure in failures] == ["away"] * 8
+        monkeypatch.setattr(shared, "GOOD_FOR_S", 0.0)
+        with pytest.raises(RedisUnavailable):
+            await looks.get("all", look)
+        looks.forget()
+        with pytest.raises(RedisUnavailable):
             await looks.get("all", fail)
         return await looks.get("all", look)
 
+    monkeypatch.setattr(shared, "GOOD_FOR_S", 60.0)
+    looks = SharedLooks()
+    assert asyncio.run(run()) == "3"
+
+
+def test_what_fails_for_one_alone_is_not_kept(count, monkeypatch):
+    async def fail():
+        raise asyncio.CancelledError  # they have gone
+
+    async def look():
+        return Markup(count())
+
+    async def run():
+        with pytest.raises(asyncio.CancelledError):
+            await looks.get("all", fail)
+        return await looks.get("all", look)
+
+    monkeypatch.setattr(shared, "GOOD_FOR_S", 60.0)
     looks = SharedLooks()
     assert asyncio.run(run()) == "1"
 
@@ -72,3 +100,17 @@ def test_a_batch_is_read_once_for_all_threads(count, monkeypatch):
     for number in range(2 * batch_reading.KEPT):
         remembered.get(str(number), count)
     assert remembered.get("trailer", lambda: "forgotten") == "forgotten"
+
+
+def test_threads_that_ask_for_batches_while_redis_is_away_wait_for_one_failure(count, monkeypatch):
+    def fail():
+        count()
+        raise RedisUnavailable("away")
+
+    monkeypatch.setattr(batch_reading, "SHORTEST_REST_S", 60.0)
+    remembered = Remembered()
+    for _ in range(8):
+        with pytest.raises(RedisUnavailable):
+            remembered.get("trailer", fail)
+    remembered.forget()
+    assert remembered.get("trailer", count) == 2

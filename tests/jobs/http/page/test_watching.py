@@ -24,6 +24,8 @@ BUFFERED = """() => {
   return [...Array(buffered.length).keys()].map((index) => [buffered.start(index), buffered.end(index)]);
 }"""
 
+PLAYLIST, VIDEO = "**/hls/playlist.m3u8", "**/content"
+
 
 def test_a_render_is_submitted_seen_growing_and_played_before_it_is_finished(browse, redis, claim, film):
     page = browse()
@@ -93,3 +95,70 @@ def test_a_stream_plays_through_the_borders_of_its_segments_without_a_gap(browse
     assert max(steps) < 0.26, f"pictures are missing: {shown}"  # of 24 a second; a busy machine skips some
     assert min(steps) > 0, f"it went back: {shown}"
     assert page.evaluate("window.watched.webkitAudioDecodedByteCount") > 0
+
+
+def test_a_stream_that_is_away_for_a_moment_goes_on(browse, submit, claim, film):
+    """At the press of Play, and again in the middle."""
+    render = claim(submit())
+    render.open_stream(len(CLIPS), film.header)
+    render.segment(film.segments[0], film.durations_s[0])
+    page = browse(expected=("response: 404",))
+    page.route(PLAYLIST, lambda route: route.fulfill(status=404))
+    page.locator("h3-player").evaluate(RECORD)
+    with page.expect_response(PLAYLIST):
+        page.get_by_role("button", name="Play").click()
+    page.unroute(PLAYLIST)
+    eventually(lambda: page.evaluate("window.watched.currentTime > 0.2"))
+
+    page.route(PLAYLIST, lambda route: route.fulfill(status=404))
+    with page.expect_response(PLAYLIST):
+        for segment, duration_s in zip(film.segments[1:], film.durations_s[1:], strict=True):
+            render.segment(segment, duration_s)
+    page.unroute(PLAYLIST)
+    render.finish(film.whole)
+    eventually(lambda: page.evaluate("window.told.some(([kind]) => kind == 'ended')"))
+    assert page.evaluate("window.watched.currentTime") > film.duration_s - 0.1
+
+
+def test_a_stream_that_begins_anew_is_played_from_there(browse, redis, submit, claim, film):
+    """As of an attempt that can go on from nothing; between two looks of the page, so that its player stays."""
+    job_id = submit()
+    render = claim(job_id)
+    render.open_stream(len(CLIPS), film.header)
+    for segment, duration_s in zip(film.segments[:3], film.durations_s[:3], strict=True):
+        render.segment(segment, duration_s)
+    page = browse(expected=("response: 404",))
+    page.locator("h3-player").evaluate(RECORD)
+    page.get_by_role("button", name="Play").click()
+    eventually(lambda: page.evaluate("window.watched.currentTime > 1"))
+
+    page.route("**/live*", lambda route: route.fulfill(status=304))
+    render.lease.hand_back("fatal", "a rank died")
+    anew = claim(job_id)
+    anew.open_stream(len(CLIPS), film.header)
+    anew.segment(film.segments[0], film.durations_s[0])
+    again = f"**/v1/videos/{job_id}/hls/2/segment-*"
+    with page.expect_response(again):
+        pass
+    for segment, duration_s in zip(film.segments[1:], film.durations_s[1:], strict=True):
+        anew.segment(segment, duration_s)
+    anew.finish(film.whole)
+    eventually(lambda: page.evaluate("window.told.some(([kind]) => kind == 'ended')"))
+    assert page.evaluate("window.watched.currentTime") > film.duration_s - 0.1
+
+
+def test_a_video_that_cannot_be_had_for_a_moment_may_be_tried_again(browse, submit, claim, film):
+    render = claim(submit())
+    render.preview(10, film.preview(1.0))
+    render.finish(film.whole)
+    page = browse(expected=("response: 503",))
+    page.route(VIDEO, lambda route: route.fulfill(status=503))
+    play = page.get_by_role("button", name="Play")
+    play.click()
+    page.get_by_text("Cannot be played").wait_for()
+    assert page.locator("h3-player").evaluate("player => player.shadowRoot.activeElement?.localName") == "button"
+    page.unroute(VIDEO)
+    page.locator("h3-player").evaluate(RECORD)
+    play.click()
+    eventually(lambda: page.evaluate("window.watched.currentTime > 0.2"))
+    assert page.get_by_text("Cannot be played").count() == 0

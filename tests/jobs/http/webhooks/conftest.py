@@ -18,7 +18,9 @@ def receiver():
 @pytest.fixture
 def note(redis):
     """Note the end of a job as lease.lua does; its entry."""
-    return lambda url, job_id="job": redis.xadd("h3:webhooks", {"job": job_id, "url": url}).decode()
+    return lambda url, job_id="job": redis.xadd(
+        "h3:webhooks", {"job": job_id, "url": url, "outcome": "finished"}
+    ).decode()
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_of_a_job_that_is_gone_the_id_is_told(note, receiver, serving):
     with serving(find_nothing):
         [call] = await_calls(receiver, 1)
     body = json.loads(call.body)
-    assert (body["type"], body["data"]) == ("video.failed", {"id": "7"})
+    assert (body["type"], body["data"]) == ("video.completed", {"id": "7"})
 
 
 # --- tries
@@ -267,7 +267,9 @@ def test_a_service_ends_at_whatever_moment_it_is_canceled(redis_url):
 
 def test_a_notice_that_is_a_day_old_is_dropped(redis, serving, receiver, told):
     redis.xadd("h3:webhooks", {"job": "old", "url": receiver.url}, id="1000-0")
-    redis.hset(DELIVERIES, "2000-0", json.dumps({"job": "older", "url": "x", "host": "h", "tries": 0}))
+    redis.hset(
+        DELIVERIES, "2000-0", json.dumps({"job": "older", "url": "x", "host": "h", "outcome": "failed", "tries": 0})
+    )
     redis.zadd(due_key("h"), {"2000-0": 1})
     redis.zadd("h3:webhooks:hosts", {"h": 1})
     with serving():
@@ -279,7 +281,11 @@ def test_a_notice_that_is_a_day_old_is_dropped(redis, serving, receiver, told):
 def test_a_host_with_too_many_loses_one_that_is_tried_last(redis, note, serving, receiver, told):
     later = (redis.time()[0] + 3600) * 1000
     redis.zadd(due_key(), {f"{later}-{number}": later + number for number in range(20_000)})
-    redis.hset(DELIVERIES, f"{later}-19999", json.dumps({"job": "last", "url": "x", "host": "127.0.0.1", "tries": 5}))
+    redis.hset(
+        DELIVERIES,
+        f"{later}-19999",
+        json.dumps({"job": "last", "url": "x", "host": "127.0.0.1", "outcome": "failed", "tries": 5}),
+    )
     note(receiver.url)
     with serving():
         await_calls(receiver, 1)
