@@ -10,6 +10,8 @@ from jobs.operation import Call, Operation
 
 SUBMITTED_KEY, OPEN_KEY = "h3:submitted", "h3:open:{owner}"  # of an owner: that have not ended
 
+MANY = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -31,13 +33,13 @@ def read_page(
     key = SUBMITTED_KEY if owner is None else f"{SUBMITTED_KEY}:{owner}"
     bound = None if after is None else (yield from _find_score(key, after))
     found: list[ListedJob] = []
-    wanted = limit + 1
+    wanted = size = limit + 1
     while len(found) < wanted:
-        entries = yield _ask_entries(key, bound, wanted, oldest_first=oldest_first)
+        entries = yield _ask_entries(key, bound, size, oldest_first=oldest_first)
         found += yield from describe_jobs([read_text(job_id) for job_id, _ in entries])
-        if len(entries) < wanted:
+        if len(entries) < size:
             break
-        bound = entries[-1][1]
+        bound, size = entries[-1][1], max(wanted, MANY)  # some records are gone, and so may be many
     return Page(tuple(found[:limit]), has_more=len(found) > limit)
 
 
