@@ -27,6 +27,7 @@ from redis import Redis
 
 JOB_PREFIX = "rq:job:"
 LEASES, DEAD, QUARANTINE = "h3:leases", "h3:dead", "h3:quarantine"
+SUBMITTED = b"h3:submitted"
 RESULT_NAME, PLAYLIST_END = "result.json", "#EXT-X-ENDLIST"
 SUCCESSFUL = b"1"  # of RQ's records of a job's end
 ENDS = ("finished", "failed", "dead")  # kinds of a job's last event
@@ -155,9 +156,9 @@ def read_record(redis: Redis, job_id: str, places: list[str]) -> Record:
 
 
 def find_places(redis: Redis) -> dict[str, list[str]]:
-    """In which lists and registries each id is, whatever those are called."""
+    """In which lists and registries each id is, whatever those are called, but the list of all submits."""
     found: dict[str, list[str]] = defaultdict(list)
-    for key in sorted(redis.scan_iter(count=1000)):
+    for key in sorted(set(redis.scan_iter(count=1000)) - {SUBMITTED}):
         for member in read_members(redis, key):
             found[member.decode("utf-8", "replace").partition(":")[0]].append(key.decode())  # or id:attempt
     return found
