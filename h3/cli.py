@@ -148,9 +148,11 @@ def denoise_command(
     mode: Annotated[str, typer.Option(help="How ranks share the render: ulysses or tensor.")] = "ulysses",
     world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, nvfp4 or fp8 (default: as stored).")] = None,
+    attention: Annotated[str, typer.Option(help="auto, sdpa, cudnn, flash, efficient, fa3 or sage.")] = "auto",
     device: Device = None,
 ) -> None:
     """Denoise from files to files, without a queue."""
+    from h3.attention import AttentionName
     from h3.denoise_fleet import DenoiseRequest, Ranks
     from h3.on_files import denoise
     from h3.parallel.mode import Mode
@@ -159,9 +161,10 @@ def denoise_command(
 
     with plain_errors():
         kept = Precision.parse(precision) if precision else None
+        backend = choose(AttentionName, attention, "--attention")
         report = denoise(
             model,
-            Ranks(world_size, pick_device(device).type, choose(Mode, mode, "--mode"), kept),
+            Ranks(world_size, pick_device(device).type, choose(Mode, mode, "--mode"), kept, backend),
             DenoiseRequest(text_states, noise, Geometry(width, height, frames), steps, seed),
             out,
             tell=lambda step: typer.echo(f"step {step.step}/{steps} {step.seconds:.3f} s", err=True),

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from h3.attention import AttentionName, require_installed
 from h3.checkpoint import DenoiserFiles
 from h3.conditioning import Conditioning, load_conditioning
 from h3.config import DenoiserConfig
@@ -50,6 +51,7 @@ class Ranks:
     device: str  # "cuda" or "cpu"
     mode: Mode
     precision: Precision | None  # None: as the weights are stored
+    attention: AttentionName = AttentionName.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class DenoiseRunner(MGPURunner):
     _denoiser: SpreadDenoiser
 
     @torch.inference_mode()
-    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision | None) -> None:
+    def setup(
+        self, *, model: Path | Untrained, mode: Mode, precision: Precision | None, attention: AttentionName
+    ) -> None:
         """Load the denoiser, spread over the ranks."""
         source, digest = open_source(model)
         group = self.groups.transformer_group
-        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision)
+        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision, attention=attention)
 
     @torch.inference_mode()
     def __call__(self, *, request: DenoiseRequest) -> Iterator[StepTaken | Denoised]:
@@ -139,6 +143,7 @@ class DenoiseRunner(MGPURunner):
         noise = read_noise(request, model.config, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
         denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
+        self._denoiser.attention.take(AttentionName.AUTO, denoising.layout.tokens)
         return denoising, noise.latents.to(self.device)
 
 
@@ -157,6 +162,7 @@ def check(model: Path | Untrained, ranks: Ranks, request: DenoiseRequest) -> int
     """
     if ranks.device == "cuda" and ranks.world_size > (there := torch.cuda.device_count()):
         raise ConfigError(f"--world-size {ranks.world_size} takes a GPU for each rank; torch sees {there} here")
+    require_installed(ranks.attention, on_gpus=ranks.device == "cuda")
     source, _ = open_source(model)
     if isinstance(source, DenoiserFiles):
         source.check(ranks.precision)
@@ -232,7 +238,10 @@ def running_ranks(
         begun = time.perf_counter()
         with _plain_rank_errors():
             controller.start(
-                model=model.absolute() if isinstance(model, Path) else model, mode=ranks.mode, precision=ranks.precision
+                model=model.absolute() if isinstance(model, Path) else model,
+                mode=ranks.mode,
+                precision=ranks.precision,
+                attention=ranks.attention,
             )
         yield Fleet(controller, time.perf_counter() - begun)
 

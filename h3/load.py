@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from h3.attention import AttentionName
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.model_folder import ModelFolder
@@ -59,10 +60,16 @@ class LoadedModel:
                 shelf.bring()
 
 
-def load_model(root: Path, mode: Mode, device: torch.device, group: dist.ProcessGroup) -> LoadedModel:
+def load_model(
+    root: Path,
+    mode: Mode,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    attention: AttentionName = AttentionName.AUTO,
+) -> LoadedModel:
     """Load all parts and spread the denoiser over `group`. Collective.
 
-    Raises CheckpointError, PartitionError, PlacementError, RanksDisagree.
+    Raises CheckpointError, ConfigError, PartitionError, PlacementError, RanksDisagree.
     """
     folder = ModelFolder.below(root)
     folder.check()
@@ -72,7 +79,7 @@ def load_model(root: Path, mode: Mode, device: torch.device, group: dist.Process
     placement: Placement = share_from_first(planned, group, device)
     desk = Desk(placement.stays, device)
     files = DenoiserFiles.open(folder.transformer)
-    denoiser = load_spread(files, folder.digest(), mode, device, group, waits=desk.waits)
+    denoiser = load_spread(files, folder.digest(), mode, device, group, attention=attention, waits=desk.waits)
     names = tensor_names(denoiser.model)
     desk.shelve(Part.PREPARATION, denoiser.model, (name for name in names if is_preparation(name)))
     desk.shelve(Part.BLOCKS, denoiser.model, (name for name in names if not is_preparation(name)))

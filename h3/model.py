@@ -33,7 +33,6 @@ ISLANDS = (
     "final_layer.audio_out.",
     "adaln_t_table",
 )
-ATTENTION_BACKEND = "sdpa"  # of `attend_all_heads`, as reports name it
 _LONGEST_PERIOD = 10_000.0  # of the timestep's sinusoids
 
 

@@ -20,6 +20,7 @@ class Provenance:
     torch: str
     device: str
     text_device: str = "file"  # type of the device that the text was encoded on
+    pointwise: str = "eager"  # how what is between the products is computed: so, or fused
 
 
 def describe_device(device: torch.device) -> str:

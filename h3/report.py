@@ -60,6 +60,7 @@ class RunProvenance(_Checked):
     torch: str
     device: str
     text_device: str = "file"
+    pointwise: str = "eager"
 
 
 class RankTransport(_Checked):
@@ -254,6 +255,7 @@ class Repeats:
             "attention backend": {run.provenance.attention_backend for run in self.runs},
             "torch": {run.provenance.torch for run in self.runs},
             "text device": {run.provenance.text_device for run in self.runs},
+            "pointwise work": {run.provenance.pointwise for run in self.runs},
             "text states": {str(run.text_states) for run in self.runs},
             "noise": {str(run.noise) for run in self.runs},
         }

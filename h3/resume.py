@@ -19,7 +19,7 @@ from h3.sampler import Latents
 VERSION = "2"
 CHECKPOINT_AFTER_S = 60.0  # at least so often, whatever number of steps that is
 # With another one of these a render goes on within its tolerance; with another of the rest it would be another render.
-MAY_DIFFER = ("mode", "world_size", "attention_backend", "torch", "device", "text_device")
+MAY_DIFFER = ("mode", "world_size", "attention_backend", "torch", "device", "text_device", "pointwise")
 
 
 def save_progress(path: Path, latents: Latents, step: int, steps: int, request_sha256: str, origin: Provenance) -> None:

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, cast
 import torch
 from PIL import Image
 
+from h3.attention import AttentionName, find_installed, require_installed
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
 from h3.errors import H3Error, ResumeRefused
-from h3.model import ATTENTION_BACKEND
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
 from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
-from h3.placement import Part, Phase, Stay
+from h3.placement import Part, Phase, Stay, find_gpu_bytes
 from h3.provenance import Provenance, sha256
 from h3.resume import Cadence, TakenUp, is_due, load_progress, save_progress
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
-from h3.sequence import AUDIO_RATE_HZ, FPS, Anchor, Geometry, unpatchify
+from h3.sequence import AUDIO_RATE_HZ, FPS, Anchor, Geometry, Layout, unpatchify
 from jobs.request import ResolvedRequest
 from worker.collector import uncollected_imports
 from worker.items import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from h3.load import LoadedModel
 
 AUTO = "auto"  # of a request's mode, precision and attention: whatever the worker has
+TEXT_TOKENS = 300  # of a prompt of some length, before it is encoded
 PREVIEW_SIDE = 256  # pixels, the longer one
 REPORT_VERSION = 1
 
@@ -66,7 +67,9 @@ class H3Runner(MGPURunner):
     _identity: str  # of the job that runs
 
     @classmethod
-    def preflight(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> None:
+    def preflight(
+        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+    ) -> None:
         """Check, before a rank is started, the checkpoint's files, and that every rank has a share and the memory.
 
         Raises RunnerError naming file and tensor, or the numbers.
@@ -76,35 +79,49 @@ class H3Runner(MGPURunner):
             config = folder.check()
             check_mode(Mode(mode), config, DenoiserFiles.open(folder.transformer).precision, world_size)
             place(folder, Mode(mode), world_size)
+            require_installed(AttentionName.parse(attention), on_gpus=find_gpu_bytes() is not None)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
     @classmethod
-    def abilities(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> Abilities:
-        """What can be rendered with this checkpoint on this machine."""
+    def abilities(
+        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+    ) -> Abilities:
+        """What can be rendered with this checkpoint on this machine.
+
+        Every attention that is installed: `attention` decides only for requests that leave it open.
+        """
         folder = ModelFolder.below(Path(checkpoint))
         return Abilities(
             model_digest=folder.digest(),
             modes=(mode,),
             precisions=(DenoiserFiles.open(folder.transformer).precision,),
             most_pixels=place(folder, Mode(mode), world_size).most_pixels,
-            attentions=(ATTENTION_BACKEND,),
+            attentions=find_installed(on_gpus=find_gpu_bytes() is not None),
         )
 
     @classmethod
-    def describe_placement(cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES) -> list[str]:
+    def describe_placement(
+        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+    ) -> list[str]:
         """Where each part of the model would stay, for people."""
         folder = ModelFolder.below(Path(checkpoint))
         return list(place(folder, Mode(mode), world_size).lines())
 
     @torch.inference_mode()
-    def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES) -> None:
+    def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO) -> None:
         """Load the model, whose root is `checkpoint`, to be shared as `mode` says."""
         # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
         # controller imports this file too. With the collector off they take a quarter less time.
         with uncollected_imports():
             from h3.load import load_model
-        self._model = load_model(Path(checkpoint), Mode(mode), self.device, self.groups.transformer_group)
+        self._model = load_model(
+            Path(checkpoint),
+            Mode(mode),
+            self.device,
+            self.groups.transformer_group,
+            AttentionName.parse(attention),
+        )
 
     @torch.inference_mode()
     def __call__(self, *, request: ResolvedRequest, work_dir: str, resume: Resume | None = None) -> Iterator[Item]:
@@ -116,6 +133,7 @@ class H3Runner(MGPURunner):
         folder = Path(work_dir)
         timings = Timings()
         geometry = Geometry(request.width, request.height, request.frames)
+        self._take_attention(request, geometry)
         self._identity = identify(request, find_pictures(request, folder))
         taken = self._take_up(request, resume)
 
@@ -128,12 +146,26 @@ class H3Runner(MGPURunner):
     def _require_what_is_asked(self, request: ResolvedRequest) -> None:
         """Every rank refuses what it would do otherwise."""
         denoiser = self._model.denoiser
-        offered = {"mode": denoiser.mode, "precision": denoiser.weights, "attention": ATTENTION_BACKEND}
+        offered = {"mode": denoiser.mode, "precision": denoiser.weights}
         for name, here in offered.items():
             if (asked := getattr(request, name)) not in (AUTO, here):
                 raise RunnerError(
                     f"{name} {asked} is asked for, and this worker has {here}: ask for that, or for {AUTO}"
                 )
+
+    def _take_attention(self, request: ResolvedRequest, geometry: Geometry) -> None:
+        """Run on what the request asks for, or on the best. Before all else: a checkpoint is compared with it."""
+        attention, most = self._model.denoiser.attention, self._model.placement.most_tokens
+        tokens = Layout(geometry, TEXT_TOKENS).tokens
+        if most is not None:
+            tokens = min(tokens, most)
+        try:
+            asked = AttentionName.parse(request.attention)
+            if attention.must_measure(asked, tokens):
+                self._model.enter(Phase.DENOISE)  # there is room for it
+            attention.take(asked, tokens)
+        except H3Error as exc:
+            raise RunnerError(f"{exc}; ask for {AUTO}, or wait for a worker that has it") from exc
 
     def _take_up(self, request: ResolvedRequest, resume: Resume | None) -> TakenUp:
         """What can be used of what earlier attempts have done. Every rank reads the same file, so all decide alike."""

@@ -132,7 +132,12 @@ class Attention(StrEnum):
     """What computes attention."""
 
     AUTO = "auto"  # whatever the worker runs
-    SDPA = "sdpa"  # torch's scaled_dot_product_attention
+    SDPA = "sdpa"  # torch's: the best of the next three, on a GPU
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    FA3 = "fa3"  # FlashAttention-3
+    SAGE = "sage"  # in 8 bits: less exact
 
 
 class _Common(BaseModel):

@@ -18,12 +18,13 @@ from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
 from h3.denoise import Denoising
 from h3.errors import PartitionError, RanksDisagree
 from h3.fp8 import FP8Linear
+from h3.fused import EAGER, fuse
 from h3.model import Attention, Denoiser, Mlp, Modulation, Velocity, attend_all_heads
 from h3.nvfp4 import NVFP4Linear
 from h3.parallel import products
 from h3.parallel.agreement import RankFacts, confirm_agreement
 from h3.parallel.loading import load_spread
-from h3.parallel.mode import Mode, check_mode, spread
+from h3.parallel.mode import Mode, check_mode, spread, trim_for
 from h3.parallel.tensor import cut_weights, partition_weights, sum_over_ranks
 from h3.parallel.tokens import TokenShards, shard_tokens
 from h3.partition import Partition, WeightPartition, split_evenly
@@ -181,6 +182,22 @@ class TestLayers:
     @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
     def test_the_final_projection_of_shards_is_that_of_all_rows(self, ranks, world_size):
         ranks(check_final_projection, world_size=world_size)
+
+    @pytest.mark.parametrize("mode", Mode)
+    def test_blocks_with_fused_pointwise_work_are_spread_like_the_others(self, ranks, mode):
+        ranks(check_fused, mode, world_size=3)
+
+
+def check_fused(group, mode):
+    whole = copy.deepcopy(whole_model(CONFIG, Precision.FP32))
+    fuse(whole)
+    trim = trim_for(mode, CONFIG, Precision.FP32, dist.get_rank(group), dist.get_world_size(group))
+    part = in_memory(whole_model(CONFIG, Precision.FP32), trim)
+    fuse(part)
+    spread(part, mode, group)
+    assert worst(one_velocity(part), one_velocity(whole)) <= FORWARD_FP32
+    told = load_spread(Kept(CONFIG), "", mode, CPU, group, precision=Precision.FP32)
+    assert told.pointwise == told.provenance(CPU).pointwise == EAGER  # on a CPU nothing is fused
 
 
 @torch.inference_mode()
@@ -424,7 +441,7 @@ class TestAgreement:
     def test_ranks_that_are_alike_go_on(self, ranks):
         ranks(check_agreement)
 
-    @pytest.mark.parametrize("name", ["config", "checkpoint", "mode", "precision", "torch", "nccl"])
+    @pytest.mark.parametrize("name", ["config", "checkpoint", "mode", "precision", "attention", "torch", "nccl"])
     def test_a_rank_that_differs_is_named_on_every_rank(self, ranks, name):
         ranks(check_disagreement, name, world_size=3)
 
@@ -438,11 +455,11 @@ class TestAgreement:
 
 
 def check_agreement(group):
-    confirm_agreement(RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p"), group)
+    confirm_agreement(RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p", attention="a"), group)
 
 
 def check_disagreement(group, name):
-    facts = RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p")
+    facts = RankFacts.tell(config="c", checkpoint="d", mode="m", precision="p", attention="a")
     if dist.get_rank(group) == 1:
         facts = replace(facts, **{name: "another"})
     with pytest.raises(RanksDisagree, match=rf"disagree on {name} \(rank 0: .*; rank 1: another; rank 2: "):

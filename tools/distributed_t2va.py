@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees 
 from worker.collector import uncollected_imports
 
 with uncollected_imports():
+    from h3.attention import AttentionName
     from h3.cli import pick_device, plain_errors
     from h3.denoise_fleet import DenoiseRequest, Outcome, Ranks, StepTaken, check, open_source, running_ranks
     from h3.errors import ConfigError
@@ -33,7 +34,6 @@ with uncollected_imports():
         SHAPE,
         STEPS,
         TEXT_TOKENS,
-        AttentionBackend,
         Backend,
         Benchmark,
         Shapes,
@@ -80,7 +80,7 @@ def name_run(report: Report) -> str:
 def main(
     mode: Annotated[Mode, typer.Argument(help="How ranks share the render.")],
     world: World,
-    backend: Backend = AttentionBackend.SDPA,  # the only one: whoever names another is told so
+    backend: Backend = AttentionName.AUTO,
     shape: Shapes = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = STEPS,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the noise.")] = SEED,
@@ -106,7 +106,7 @@ def main(
     save_latents: Annotated[bool, typer.Option(envvar="H3_SAVE_LATENTS", help="Keep the latents, too.")] = True,
 ) -> None:
     """Denoise on ranks of this machine, and print the path of each shape's report."""
-    ranks = Ranks(world, pick_device(None).type, mode, precision)
+    ranks = Ranks(world, pick_device(None).type, mode, precision, backend)
     with plain_errors():
         if benchmark:
             read_runs(benchmark)

@@ -18,10 +18,11 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
+from h3.attention import AttentionName, require_installed
 from h3.cli import plain_errors
 from h3.partition import split_evenly
 from h3.sequence import Geometry, Layout
-from tools.launch.arguments import SHAPE, TEXT_TOKENS, AttentionBackend, Backend, Benchmark, Shapes, World
+from tools.launch.arguments import SHAPE, TEXT_TOKENS, Backend, Benchmark, Shapes, World
 from tools.launch.benchmark_file import VERSION, read_results, require_writable, write_json
 from tools.launch.nccl_log import logging_nccl
 from tools.launch.transport_runner import HEAD_DIM, HEADS, WIDTH, Measured, Timed, TransportRunner
@@ -53,7 +54,7 @@ class Exchange:
 
 def main(
     world: World,
-    backend: Backend = AttentionBackend.SDPA,
+    backend: Backend = AttentionName.AUTO,
     shape: Shapes = None,
     benchmark: Benchmark = None,
 ) -> None:
@@ -61,6 +62,7 @@ def main(
     on_gpus = torch.cuda.is_available()
     layouts = [Layout(each, TEXT_TOKENS) for each in shape or (SHAPES if on_gpus else SHAPES_ON_CPU)]
     with plain_errors():
+        require_installed(backend, on_gpus=on_gpus)
         split_evenly(HEADS, world, what="attention heads")
         if benchmark:
             read_results(benchmark, MEMBER)
@@ -71,13 +73,11 @@ def main(
     print_table(exchanges)
     if benchmark:
         with plain_errors():
-            write_json(benchmark, describe(exchanges, backend, machine))
+            write_json(benchmark, describe(exchanges, machine))
     raise typer.Exit(0 if all(exchange.is_identity for exchange in exchanges) else 1)
 
 
-def measure(
-    world_size: int, backend: AttentionBackend, layouts: Sequence[Layout], *, on_gpus: bool
-) -> Iterator[Exchange]:
+def measure(world_size: int, backend: AttentionName, layouts: Sequence[Layout], *, on_gpus: bool) -> Iterator[Exchange]:
     """One after the other in one fleet."""
     between: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
     with MGPUController(TransportRunner, num_gpus=world_size, backend=between, outputs="cpu") as controller:
@@ -125,15 +125,12 @@ def show_identity(exchange: Exchange) -> str:
     return "yes" if exchange.is_identity else "NO"
 
 
-def describe(
-    exchanges: Sequence[Exchange], backend: AttentionBackend, machine: Mapping[str, object]
-) -> dict[str, object]:
+def describe(exchanges: Sequence[Exchange], machine: Mapping[str, object]) -> dict[str, object]:
     """The report."""
     return {
         "version": VERSION,
         "kind": "transport",
         "world_size": len(exchanges[0].ranks),
-        "attention_backend": backend,
         "heads": HEADS,
         "head_dim": HEAD_DIM,
         "width": WIDTH,
@@ -147,6 +144,7 @@ def describe_exchange(exchange: Exchange) -> dict[str, object]:
     return {
         **asdict(exchange.layout.geometry),
         "tokens": exchange.layout.tokens,
+        "attention_backend": exchange.ranks[0].attention_backend,
         "is_identity": exchange.is_identity,
         "operations": {
             operation: {

@@ -11,7 +11,7 @@ import jobs.operator_cli
 from jobs.cli import StoreUrl, Url, plain_errors
 from jobs.errors import RedisRefused, RedisUnavailable, StoreRefused, StoreUnavailable
 from jobs.queues import QueueName
-from jobs.request import Mode
+from jobs.request import Attention, Mode
 from jobs.settings import read_settings
 from worker.collector import uncollected_imports
 from worker.errors import StartRefused, Unhealthy, WorkerError
@@ -39,6 +39,9 @@ def worker(
     checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
     ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
     mode: SharingMode = None,
+    attention: Annotated[
+        Attention | None, typer.Option(help="What computes it where a request names none (env: H3_ATTENTION)")
+    ] = None,
     backend: Annotated[Backend | None, typer.Option(help="(env: H3_BACKEND)")] = None,
     runner: Annotated[str | None, typer.Option(help="module:class (env: H3_RUNNER)")] = None,
     queue: Annotated[
@@ -62,6 +65,7 @@ def worker(
             model_path=checkpoint,
             world_size=ranks,
             mode=mode,
+            attention=attention,
             backend=backend,
             runner=runner,
             redis_url=url,

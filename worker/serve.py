@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from jobs.connection import connect, redis_errors, redis_url
 from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
-from jobs.request import Mode
+from jobs.request import Attention, Mode
 from jobs.store import open_store
 from jobs.workers import WorkerState, write_worker
 from worker import metrics
@@ -98,7 +98,13 @@ def try_again(worker: RenderWorker, standing: Standing, redis: Redis, error: Fle
 
 def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str, object]) -> None:
     """Load the model on every rank. Raises FleetNotStarted, and Interrupted if it was shut down meanwhile."""
-    log.info("starting the fleet", runner=settings.runner, mode=settings.mode, model=str(settings.model_path))
+    log.info(
+        "starting the fleet",
+        runner=settings.runner,
+        mode=settings.mode,
+        attention=settings.attention,
+        model=str(settings.model_path),
+    )
     began_at = time.monotonic()
     try:
         controller.start(timeout=timedelta(seconds=settings.start_timeout_s), **setup)
@@ -127,29 +133,32 @@ def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPUR
         )
     setup: dict[str, object] = {"checkpoint": str(settings.model_path)}
     if settings.mode is not Mode.AUTO:
-        require_modes(runner, settings.mode)
+        require_taken(runner, "mode", settings.mode)
         setup["mode"] = settings.mode.value
+    if settings.attention is not Attention.AUTO:
+        require_taken(runner, "attention", settings.attention)
+        setup["attention"] = settings.attention.value
     preflight(runner, world_size, setup)
     return runner, setup
 
 
-def require_modes(runner: type[MGPURunner], mode: Mode) -> None:
-    """Raises StartRefused if the runner cannot be told how its ranks share a render."""
-    for name in ("setup", "preflight", "abilities", "describe_placement"):
-        method: Callable[..., object] | None = getattr(runner, name, None)
-        if method is not None and not takes_mode(method):
+def require_taken(runner: type[MGPURunner], name: str, value: str) -> None:
+    """Raises StartRefused if the runner cannot be told this setting."""
+    for method_name in ("setup", "preflight", "abilities", "describe_placement"):
+        method: Callable[..., object] | None = getattr(runner, method_name, None)
+        if method is not None and not takes(method, name):
             raise StartRefused(
-                f"H3_MODE {mode}: `{name}` of {runner.__module__}:{runner.__qualname__} takes no mode: "
-                "leave H3_MODE and --mode out, or name another runner in H3_RUNNER"
+                f"H3_{name.upper()} {value}: `{method_name}` of {runner.__module__}:{runner.__qualname__} "
+                f"takes no {name}: leave H3_{name.upper()} and --{name} out, or name another runner in H3_RUNNER"
             )
 
 
-def takes_mode(method: Callable[..., object]) -> bool:
-    """Whether it has the keyword `mode`, or hands on whatever it gets."""
+def takes(method: Callable[..., object], name: str) -> bool:
+    """Whether it has this keyword, or hands on whatever it gets."""
     if method is MGPURunner.setup:  # of a runner without its own: takes everything, and does nothing with it
         return False
     parameters = inspect.signature(method).parameters.values()
-    return any(each.name == "mode" or each.kind is each.VAR_KEYWORD for each in parameters)
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
 def preflight(runner: type[MGPURunner], world_size: int, setup: dict[str, object]) -> None:

@@ -20,14 +20,15 @@ class RankFacts:
     checkpoint: str  # digest
     mode: str
     precision: str
+    attention: str  # that is asked for
     torch: str
     nccl: str
 
     @classmethod
-    def tell(cls, *, config: str, checkpoint: str, mode: str, precision: str) -> "RankFacts":
+    def tell(cls, *, config: str, checkpoint: str, mode: str, precision: str, attention: str) -> "RankFacts":
         """With what this process runs on."""
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "none"
-        return cls(config, checkpoint, mode, precision, torch.__version__, nccl)
+        return cls(config, checkpoint, mode, precision, attention, torch.__version__, nccl)
 
 
 def confirm_agreement(facts: RankFacts, group: dist.ProcessGroup) -> None:

@@ -8,10 +8,13 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from h3.attention import AttentionName
 from h3.checkpoint import Trim
 from h3.config import DenoiserConfig
-from h3.model import ATTENTION_BACKEND, Denoiser
+from h3.fused import settle_pointwise
+from h3.model import Denoiser
 from h3.parallel.agreement import RankFacts, confirm_agreement
+from h3.parallel.attention import SharedAttention, settle_attention
 from h3.parallel.mode import Mode, spread, trim_for
 from h3.parallel.products import settle_precision
 from h3.precision import Precision
@@ -44,6 +47,8 @@ class SpreadDenoiser:
     world_size: int
     weights: Precision
     precision: str  # of the weights, and of the activations if they are rounded too
+    pointwise: str  # as a render's provenance calls it
+    attention: SharedAttention
 
     @property
     def weight_bytes(self) -> int:
@@ -57,9 +62,10 @@ class SpreadDenoiser:
             precision=self.precision,
             mode=self.mode,
             world_size=self.world_size,
-            attention_backend=ATTENTION_BACKEND,
+            attention_backend=self.attention.running,
             torch=torch.__version__,
             device=describe_device(device),
+            pointwise=self.pointwise,
             **beside,
         )
 
@@ -72,6 +78,7 @@ def load_spread(
     group: dist.ProcessGroup,
     *,
     precision: Precision | None = None,
+    attention: AttentionName = AttentionName.AUTO,
     waits: Callable[[str], bool] = lambda _: False,
 ) -> SpreadDenoiser:
     """Collective over `group`. Tensors that wait lie in host memory.
@@ -79,14 +86,19 @@ def load_spread(
     Raises CheckpointError, ConfigError, PartitionError, RanksDisagree.
     """
     precision = precision or source.precision
-    facts = RankFacts.tell(config=name_config(source.config), checkpoint=digest, mode=mode, precision=precision)
+    facts = RankFacts.tell(
+        config=name_config(source.config), checkpoint=digest, mode=mode, precision=precision, attention=attention
+    )
     confirm_agreement(facts, group)
     world_size = dist.get_world_size(group)
     trim = trim_for(mode, source.config, precision, dist.get_rank(group), world_size)
     model = source.load(device, precision, waits, trim)
     settled = settle_precision(precision, model, device, group)
+    # Both before layers are spread, which wraps them.
+    pointwise = settle_pointwise(model, device, group)
+    shared = settle_attention(model, attention, device, group)
     spread(model, mode, group)
-    return SpreadDenoiser(model, digest, mode, world_size, precision, settled)
+    return SpreadDenoiser(model, digest, mode, world_size, precision, settled, pointwise, shared)
 
 
 def name_config(config: DenoiserConfig) -> str:

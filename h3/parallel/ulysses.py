@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from h3.collectives import gather_heads, scatter_heads
-from h3.model import Attention, Denoiser, attend_all_heads
+from h3.model import Attend, Attention, Denoiser
 from h3.parallel.tokens import TokenShards, shard_tokens
 from h3.partition import Partition, split_evenly
 
@@ -22,10 +22,10 @@ def share_attention(model: Denoiser, group: dist.ProcessGroup) -> None:
     shards = shard_tokens(model, group, layers_see_all_rows=False)
     for module in model.blocks.modules():
         if isinstance(module, Attention):
-            module.attend = partial(_attend, shards=shards, heads=heads)
+            module.attend = partial(_attend, attend=module.attend, shards=shards, heads=heads)
 
 
-def _attend(qkv: Tensor, shards: TokenShards, heads: Partition) -> Tensor:
+def _attend(qkv: Tensor, attend: Attend, shards: TokenShards, heads: Partition) -> Tensor:
     """[Tr, 3, H, D] to [Tr, H, D]: this rank's tokens, attended over all tokens."""
-    attended = attend_all_heads(scatter_heads(qkv, shards.tokens, heads, shards.group))
+    attended = attend(scatter_heads(qkv, shards.tokens, heads, shards.group))
     return gather_heads(attended, shards.tokens, heads, shards.group)

@@ -287,6 +287,8 @@ class TestRefusing:
             (("--precision", "nvfp4"), "holds bf16 weights, not nvfp4"),
             (("--world-size", 10), "9 attention heads"),
             (("--mode", "pipeline"), "--mode 'pipeline' is not one of ulysses, tensor"),
+            (("--attention", "hyper"), "--attention 'hyper' is not one of auto, sdpa, cudnn, flash, efficient, fa3"),
+            (("--attention", "fa3", "--device", "cpu"), "attention fa3 takes a CUDA GPU: ask for sdpa or auto"),
             (("--model", "gone"), "gone"),
             (("--text-states", "gone.safetensors"), "gone.safetensors is missing"),
             (("--noise", "gone.safetensors"), "gone.safetensors is missing"),

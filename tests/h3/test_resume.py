@@ -14,9 +14,10 @@ from h3.resume import Cadence, load_progress, save_progress
 from h3.runner import H3Runner, identify
 from h3.sampler import Latents
 from h3.sequence import Anchor
+from jobs.offers import Offer
 from jobs.request import Attention, GenerateRequest, Mode, Precision
 from worker.items import Checkpoint, Finished, Resume, Segment, StepDone, StreamHeader
-from worker.mgpu import MGPUController, SymmetricRunnerError
+from worker.mgpu import MGPUController, RunnerError, SymmetricRunnerError
 
 STEPS = 4
 REQUEST = GenerateRequest(
@@ -192,7 +193,6 @@ def test_a_render_goes_on_in_the_other_mode_and_back_and_says_so(tiny, fleet, wh
     [
         ("mode", Mode.TENSOR, "ulysses"),
         ("precision", Precision.NVFP4, "bf16"),
-        ("attention", "of-a-later-version", "sdpa"),
     ],
 )
 def test_a_request_for_what_ranks_do_not_run_is_refused_by_each(fleet, tmp_path, name, asked, here):
@@ -202,12 +202,46 @@ def test_a_request_for_what_ranks_do_not_run_is_refused_by_each(fleet, tmp_path,
     assert [str(error) for error in refused.value.errors] == [told] * 2
 
 
+def test_an_attention_that_does_not_run_here_is_refused_by_name_and_the_ranks_stay(fleet, whole, tmp_path):
+    refused, again = tmp_path / "refused", tmp_path / "again"
+    refused.mkdir()
+    again.mkdir()
+    with pytest.raises(SymmetricRunnerError) as told:
+        render(fleet, refused, request=REQUEST.model_copy(update={"attention": Attention.FA3}))
+    line = "attention fa3 is refused: it takes a CUDA GPU; ask for auto, or wait for a worker that has it"
+    assert [str(error) for error in told.value.errors] == [line] * 2
+    _, report = render(fleet, again, request=REQUEST.model_copy(update={"attention": Attention.SDPA}))
+    assert report["provenance"]["attention_backend"] == "sdpa"
+    assert report["latents_sha256"] == whole[1]["latents_sha256"]
+
+
+def test_an_attention_that_was_not_installed_is_refused_before_a_rank_is_started(tiny, monkeypatch):
+    checkpoint = str(tiny.transformer.parents[1])
+    H3Runner.preflight(2, checkpoint=checkpoint, attention="sdpa")
+    monkeypatch.setattr("h3.runner.find_gpu_bytes", lambda: None)
+    with pytest.raises(RunnerError, match="attention flash takes a CUDA GPU: ask for sdpa or auto"):
+        H3Runner.preflight(2, checkpoint=checkpoint, attention="flash")
+    monkeypatch.setattr("h3.runner.find_gpu_bytes", lambda: 1 << 37)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(RunnerError, match=r"fa3_fwd_interface is not installed: pip install 'h3render\[fa3\]'"):
+        H3Runner.preflight(2, checkpoint=checkpoint, attention="fa3")
+
+
+def test_a_runner_offers_every_attention_that_is_installed_whichever_it_prefers(tiny, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sageattention" else object())
+    monkeypatch.setattr("h3.runner.find_gpu_bytes", lambda: 1 << 37)
+    able = H3Runner.abilities(2, checkpoint=str(tiny.transformer.parents[1]), attention="flash")
+    assert able.attentions == ("sdpa", "fa3", "cudnn", "flash", "efficient")
+    assert Offer(attentions=able.attentions).attentions[1] is Attention.FA3
+
+
 @pytest.mark.parametrize(("name", "asked"), [("attention", Attention.SDPA), ("mode", Mode.ULYSSES), ("version", 1)])
 def test_a_checkpoint_is_good_for_the_same_request_that_names_how_it_is_run(name, asked):
     assert identify(REQUEST.model_copy(update={name: asked}), {}) == identify(REQUEST, {})
 
 
-def test_a_runner_tells_what_it_can_render(tiny):
+def test_a_runner_tells_what_it_can_render(tiny, monkeypatch):
+    monkeypatch.setattr("h3.runner.find_gpu_bytes", lambda: None)
     able = H3Runner.abilities(2, checkpoint=str(tiny.transformer.parents[1]))
     assert (able.modes, able.precisions, able.attentions) == (("ulysses",), ("bf16",), ("sdpa",))
 

@@ -8,6 +8,7 @@ REQUEST = ResolvedRequest(prompt="a red kite", width=64, height=32, frames=39, s
 PIXELS = 64 * 32 * 39
 TENSOR = REQUEST.model_copy(update={"mode": Mode.TENSOR})
 SDPA = REQUEST.model_copy(update={"attention": Attention.SDPA})
+FA3 = REQUEST.model_copy(update={"attention": Attention.FA3})
 NVFP4 = REQUEST.model_copy(update={"precision": Precision.NVFP4})
 
 
@@ -26,6 +27,8 @@ NVFP4 = REQUEST.model_copy(update={"precision": Precision.NVFP4})
         (Offer(attentions=(Attention.SDPA,)), SDPA, ""),
         (Offer(attentions=()), SDPA, "attention sdpa"),
         (Offer(attentions=()), REQUEST, ""),
+        (Offer(attentions=(Attention.SDPA, Attention.CUDNN)), FA3, "attention fa3"),
+        (Offer(attentions=(Attention.SDPA, Attention.FA3)), FA3, ""),
         (Offer(most_pixels=PIXELS), REQUEST, ""),
         (Offer(most_pixels=PIXELS - 1), REQUEST, "memory for 64x32, 39 frames"),
         (Offer(modes=(), precisions=(), most_pixels=0), REQUEST, "memory for 64x32, 39 frames"),

@@ -34,7 +34,10 @@ def parse(**fields):
         ({"deadline_s": 0}, "deadline_s 0 is too small; give more than 0"),
         ({"seconds": float("nan")}, "seconds nan should be a finite number"),
         ({"prompt": "x" * 20_001}, "prompt has 20001 letters; at most 20000 do"),
-        ({"attention": "flash"}, "attention 'flash' should be 'auto' or 'sdpa'"),
+        (
+            {"attention": "hyper"},
+            "attention 'hyper' should be 'auto', 'sdpa', 'cudnn', 'flash', 'efficient', 'fa3' or 'sage'",
+        ),
         ({"aspect": "wide"}, "aspect 'wide' is not an aspect from 1:4 to 4:1; write it like 16:9"),
         ({"aspect": "9:1"}, "aspect '9:1' is not an aspect from 1:4 to 4:1; nearest: 4:1"),
         ({"aspect": "1:9"}, "aspect '1:9' is not an aspect from 1:4 to 4:1; nearest: 1:4"),

@@ -241,7 +241,7 @@ class TestRefusing:
             (("pipeline",), "'pipeline' is not one of 'ulysses', 'tensor'"),
             (("tensor", "two"), "'two' is no count of ranks"),
             (("tensor", "0"), "'0' is no count of ranks: take 1 "),
-            (("tensor", "1", "sage"), "'sage' is not"),
+            (("tensor", "1", "hyper"), "'hyper' is not one of 'auto', 'sdpa', 'cudnn', 'flash', "),
             (("tensor", "--shape", "864x480"), "'864x480' is not WIDTHxHEIGHTxFRAMES, as in 864x480x141"),
             (("tensor", "--shape", "865x480x141"), "both sides must be multiples of 32"),
             (("tensor", "--shape", "864x480x140"), "140 frames: must be 17n + 5"),
@@ -280,6 +280,12 @@ class TestRefusing:
         options = {"H3_MODEL_PATH": str(checkpoint), "H3_WORLD_SIZE": environment}
         said = denoise("ulysses", *argument, "--out", tmp_path, code=2, **options)
         assert "9 attention heads cannot be split over 10 ranks" in said
+
+    @on_the_cpu
+    def test_an_attention_that_no_rank_could_run(self, checkpoint, tmp_path):
+        said = denoise("tensor", 1, "fa3", "--out", tmp_path, code=2, H3_MODEL_PATH=str(checkpoint))
+        assert "attention fa3 takes a CUDA GPU: ask for sdpa or auto" in said
+        assert "attention sage takes a CUDA GPU" in invoke(ulysses_benchmark.main, 1, "sage", code=2)
 
     def test_a_benchmark_file_that_cannot_be_written(self, checkpoint, tmp_path):
         nowhere = ("--benchmark", "/proc/gone/file.json")  # where not even root makes a folder
@@ -413,6 +419,7 @@ class TestTransport:
         [sequence] = read_results(path, "sequences")
         rows = sequence["tokens"] // 2
         assert (sequence["tokens"], sequence["is_identity"]) == (300 + 7 * 2 + 2 * 37, True)
+        assert sequence["attention_backend"] == "sdpa"
         sent = {name: timed["sent_bytes"] for name, timed in sequence["operations"].items()}
         assert sent == {
             "scatter_heads": [rows * 3 * 28 * 128 * 2] * 2,

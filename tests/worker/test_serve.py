@@ -35,6 +35,22 @@ class TellsAttention(Sharing):
         return replace(super().abilities(world_size, checkpoint=checkpoint, mode=mode), attentions=("sdpa",))
 
 
+class TakesAttention(Sharing):
+    """Offers what it has, whichever of these it prefers."""
+
+    def setup(self, *, checkpoint, mode="ulysses", attention="auto"):
+        pass
+
+    @classmethod
+    def preflight(cls, world_size, *, checkpoint, mode="ulysses", attention="auto"):
+        if attention == "fa3":
+            raise RunnerError("fa3 is not installed")
+
+    @classmethod
+    def abilities(cls, world_size, *, checkpoint, mode="ulysses", attention="auto"):
+        return Abilities("digest", modes=(mode,), precisions=("bf16",), attentions=("sdpa", "flash"))
+
+
 class HandsOn(Sharing):
     def setup(self, **setup):
         super().setup(**setup)
@@ -60,8 +76,9 @@ class WithoutSetup(MGPURunner):
         yield
 
 
-def choose(runner, mode, world_size=2):
-    settings = WorkerSettings(model_path="model", runner=f"{__name__}:{runner.__name__}", mode=mode)
+def choose(runner, mode, world_size=2, attention="auto"):
+    runner_name = f"{__name__}:{runner.__name__}"
+    settings = WorkerSettings(model_path="model", runner=runner_name, mode=mode, attention=attention)
     return choose_runner(settings, world_size)
 
 
@@ -92,6 +109,21 @@ def test_a_runner_that_says_nothing_is_offered_with_the_mode_that_it_was_given(m
 def test_a_worker_offers_the_attention_that_its_runner_tells(runner, offered):
     chosen, setup = choose(runner, "auto")
     assert read_offer(chosen, 2, setup, "gloo").attentions == offered
+
+
+def test_a_worker_that_prefers_an_attention_offers_the_others_too():
+    chosen, setup = choose(TakesAttention, "auto", attention="flash")
+    assert setup == {"checkpoint": "model", "attention": "flash"}
+    assert read_offer(chosen, 2, setup, "gloo").attentions == (Attention.SDPA, Attention.FLASH)
+    with pytest.raises(StartRefused, match="fa3 is not installed"):
+        choose(TakesAttention, "auto", attention="fa3")
+
+
+def test_an_attention_is_refused_for_a_runner_that_cannot_be_told():
+    assert choose(HandsOn, "auto") == (HandsOn, {"checkpoint": "model"})
+    told = r"H3_ATTENTION sdpa: `setup` of \S+:Sharing takes no attention: leave H3_ATTENTION and --attention out, or"
+    with pytest.raises(StartRefused, match=told):
+        choose(Sharing, "auto", attention="sdpa")
 
 
 def test_a_runner_may_refuse_a_mode():

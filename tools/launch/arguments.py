@@ -3,26 +3,19 @@
 And the render that they, and the gates, make where nobody says another.
 """
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from h3.attention import AttentionName
 from h3.errors import ConfigError
-from h3.model import ATTENTION_BACKEND
 from h3.sequence import Geometry
 
 CPU_WORLD_SIZE = 2
 SHAPE, STEPS, SEED = Geometry(864, 480, 141), 12, 440420
 TEXT_TOKENS = 300  # of a prompt of some length
-
-
-class AttentionBackend(StrEnum):
-    """How attention is computed."""
-
-    SDPA = ATTENTION_BACKEND  # torch's scaled_dot_product_attention
 
 
 def count_ranks() -> int:
@@ -66,7 +59,7 @@ World = Annotated[
         help="Ranks; on a GPU machine, GPUs.",
     ),
 ]
-Backend = Annotated[AttentionBackend, typer.Argument(help="How attention is computed.")]
+Backend = Annotated[AttentionName, typer.Argument(help="How attention is computed.")]
 Shapes = Annotated[
     list[Geometry] | None,
     typer.Option(

@@ -44,7 +44,7 @@ def require_writable(path: Path) -> None:
 
 
 def keep_run(path: Path, report: Report) -> None:
-    """Append it, in place of an earlier one of the same shape, mode, ranks, precision, steps and seed."""
+    """Append it, in place of an earlier one of the same shape, mode, ranks, precision, attention, steps and seed."""
     write_json(path, {"version": VERSION, RUNS: put(read_runs(path), report)})
 
 
@@ -56,7 +56,8 @@ def identify(report: Report) -> tuple[object, ...]:
     """What two runs may not have in common if both are to be kept."""
     run = parse_run(report)
     known = run.provenance
-    return run.width, run.height, run.frames, run.steps, run.seed, known.mode, known.world_size, known.precision
+    ranks = known.mode, known.world_size, known.precision, known.attention_backend
+    return run.width, run.height, run.frames, run.steps, run.seed, *ranks
 
 
 def parse_run(report: Report) -> Run:

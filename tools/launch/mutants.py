@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from h3.attention import AttentionName
 from h3.denoise_fleet import DenoiseRunner
 from h3.model import Block
 from h3.parallel.mode import Mode
@@ -16,8 +17,10 @@ from h3.untrained import Untrained
 class SwapsHeads(DenoiseRunner):
     """Heads come back in each other's place."""
 
-    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision | None) -> None:
-        super().setup(model=model, mode=mode, precision=precision)
+    def setup(
+        self, *, model: Path | Untrained, mode: Mode, precision: Precision | None, attention: AttentionName
+    ) -> None:
+        super().setup(model=model, mode=mode, precision=precision, attention=attention)
         for block in self._denoiser.model.blocks:
             assert isinstance(block, Block)
             block.attn.attend = swap(block.attn.attend)
@@ -35,7 +38,9 @@ class DropsBias(DenoiseRunner):
     """AdaLN projections have lost their bias."""
 
     @torch.inference_mode()
-    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision | None) -> None:
-        super().setup(model=model, mode=mode, precision=precision)
+    def setup(
+        self, *, model: Path | Untrained, mode: Mode, precision: Precision | None, attention: AttentionName
+    ) -> None:
+        super().setup(model=model, mode=mode, precision=precision, attention=attention)
         for block in self._denoiser.model.blocks:
             block.get_submodule("adaln_proj.linear").get_parameter("bias").zero_()

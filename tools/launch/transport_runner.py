@@ -9,17 +9,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from h3.attention import AttentionName
+from h3.attention_probe import HeadShape
 from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
-from h3.model import MODEL_DTYPE, attend_all_heads
+from h3.model import MODEL_DTYPE
+from h3.parallel.attention import SharedAttention
 from h3.partition import split_evenly
 from h3.transport import measure_transport
 from h3.untrained import H3
-from tools.launch.arguments import AttentionBackend
 from worker.mgpu import MGPURunner
 
 HEADS, HEAD_DIM, WIDTH = H3.num_attention_heads, H3.attention_head_dim, H3.hidden_size
 REPEATS_ON_GPU, REPEATS_ON_CPU = 10, 3
-ATTENTION = {AttentionBackend.SDPA: attend_all_heads}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,14 @@ class Measured:
     rank: int
     is_identity: bool  # whether heads that were scattered and gathered are the same bits as before
     timed: tuple[Timed, ...]
+    attention_backend: str  # that ran
 
 
 class TransportRunner(MGPURunner):
     """Each job is one sequence."""
 
     @torch.inference_mode()
-    def __call__(self, *, tokens: int, backend: AttentionBackend) -> Iterator[Measured]:
+    def __call__(self, *, tokens: int, backend: AttentionName) -> Iterator[Measured]:
         group = self.groups.transformer_group
         rows = split_evenly(tokens, self.world_size, what="tokens")
         heads = split_evenly(HEADS, self.world_size, what="attention heads")
@@ -53,7 +55,9 @@ class TransportRunner(MGPURunner):
         scattered = scatter_heads(qkv, rows, heads, group)
         # A list: on every rank each part is gathered, whatever became of those before.
         parts = [torch.equal(gather_heads(scattered[:, i], rows, heads, group), qkv[:, i]) for i in range(3)]
-        attend = ATTENTION[backend]
+        attention = SharedAttention(backend, HeadShape(heads.sizes[0], HEAD_DIM, MODEL_DTYPE), self.device, group)
+        attention.take(backend, tokens)
+        attend = attention.attending
         timed = (
             self._time("scatter_heads", partial(scatter_heads, qkv, rows, heads, group)),
             self._time("attention", partial(attend, scattered)),
@@ -61,7 +65,7 @@ class TransportRunner(MGPURunner):
             self._time("gather_rows", partial(gather_rows, self._draw(own, WIDTH), rows, group)),
             self._time("reduce_rows", partial(reduce_rows, self._draw(tokens, WIDTH), rows, group)),
         )
-        yield Measured(self.rank, all(parts), timed)
+        yield Measured(self.rank, all(parts), timed, attention.running)
 
     def _draw(self, *shape: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(self.rank)
