@@ -34,7 +34,7 @@ from jobs.store import (
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, HeadObjectOutputTypeDef
 
 MULTIPART_ABOVE_BYTES = 64 * 2**20
 PART_BYTES = 16 * 2**20  # every part but the last: R2 wants equal sizes; S3's limit of 10 000 parts is 156 GiB
@@ -131,24 +131,15 @@ class S3Store(Store):
 
     def stat(self, key: str) -> StoredObject | None:
         with self._errors(key):
-            try:
-                head = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
-            except self._client.exceptions.ClientError as error:
-                if _status(error) != 404:
-                    raise
-                return self._stat_missing(key)
+            if (head := self._head(key)) is None:
+                return None
             sha256 = _metadata_sha256(head["Metadata"]) or self._read_sha256(key)
         return StoredObject(key, head["ContentLength"], sha256)
 
     def find(self, key: str) -> ListedObject | None:
         with self._errors(key):
-            try:
-                head = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
-            except self._client.exceptions.ClientError as error:
-                if _status(error) != 404:
-                    raise
-                return None if self._stat_missing(key) is None else self.find(key)
-        return ListedObject(key, head["ContentLength"], head["LastModified"].astimezone(UTC))
+            head = self._head(key)
+        return head and ListedObject(key, head["ContentLength"], head["LastModified"].astimezone(UTC))
 
     def read_part(self, key: str, first: int, size_bytes: int) -> Iterator[bytes]:
         if size_bytes < 1:
@@ -264,13 +255,19 @@ class S3Store(Store):
             raise
         return True
 
-    def _stat_missing(self, key: str) -> StoredObject | None:
-        """A HEAD's 404 has no body: only a GET tells a missing object from a missing bucket."""
+    def _head(self, key: str) -> HeadObjectOutputTypeDef | None:
+        """None if there is no such object."""
+        name = self._name(key)
         try:
-            self._client.get_object(Bucket=self._bucket, Key=self._name(key))["Body"].close()
+            return self._client.head_object(Bucket=self._bucket, Key=name)
+        except self._client.exceptions.ClientError as error:
+            if _status(error) != 404:
+                raise
+        try:  # a HEAD's 404 has no body: only a GET tells a missing object from a missing bucket
+            self._client.get_object(Bucket=self._bucket, Key=name)["Body"].close()
         except self._client.exceptions.NoSuchKey:
             return None
-        return self.stat(key)  # written between the two
+        return self._head(key)  # written between the two
 
     def _read_sha256(self, key: str) -> str:
         digest = hashlib.sha256()

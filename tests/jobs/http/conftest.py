@@ -5,9 +5,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from redis import Redis
 
+from tests.jobs.http.rendering import Render
 from tests.jobs.http.serving import ADA, BOB, OPERATOR, Service, serving
 from tests.servers import RedisServer
+
+WISH = {"prompt": "a kite that only ada may see", "frames": 22}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,18 @@ def service(redis, shared_service: Service) -> Service:
 def ada(service: Service) -> Iterator[httpx2.Client]:
     with service.client(ADA) as client:
         yield client
+
+
+@pytest.fixture
+def finished(ada: httpx2.Client, redis: Redis, service: Service) -> str:
+    """The id of a finished render of ada, of which there is all that can be asked for."""
+    job_id: str = ada.post("/v1/videos", json=WISH).json()["id"]
+    render = Render(redis, service.store, job_id)
+    render.preview(1)
+    render.open_stream(1)
+    render.segment()
+    render.finish()
+    return job_id
 
 
 @pytest.fixture

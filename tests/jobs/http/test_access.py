@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.jobs.http.rendering import Render
 from tests.jobs.http.serving import ADA, TOKENS
 
 WISH = {"prompt": "a red kite", "frames": 22}
@@ -20,32 +19,21 @@ EVERY_USE = [
 ids = [f"{method} {path}" for method, path in EVERY_USE]
 
 
-@pytest.fixture
-def render(ada, redis, service):
-    """Of ada, with all that can be asked for."""
-    render = Render(redis, service.store, ada.post("/v1/videos", json=WISH).json()["id"])
-    render.preview(1)
-    render.open_stream(2)
-    render.segment()
-    render.finish()
-    return render.lease.job_id
-
-
 @pytest.mark.parametrize(("method", "path"), EVERY_USE, ids=ids)
-def test_nobody_is_let_in_without_a_token(service, render, method, path):
+def test_nobody_is_let_in_without_a_token(service, finished, method, path):
     with service.client(None) as nobody:
         for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": ADA}, {"Cookie": "h3render=a:9:b"}):
-            answer = nobody.request(method, f"/v1/videos/{render}{path}", headers=headers)
+            answer = nobody.request(method, f"/v1/videos/{finished}{path}", headers=headers)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize(("method", "path"), EVERY_USE, ids=ids)
-def test_another_ones_video_is_as_if_it_were_not_there(bob, ada, render, method, path):
-    answer, none = (bob.request(method, f"/v1/videos/{name}{path}") for name in (render, "0" * 32))
+def test_another_ones_video_is_as_if_it_were_not_there(bob, ada, finished, method, path):
+    answer, none = (bob.request(method, f"/v1/videos/{name}{path}") for name in (finished, "0" * 32))
     assert answer.status_code == none.status_code == 404
-    assert answer.text.replace(render, "0" * 32) == none.text
-    assert ada.get(f"/v1/videos/{render}").json()["status"] == "completed"
+    assert answer.text.replace(finished, "0" * 32) == none.text
+    assert ada.get(f"/v1/videos/{finished}").json()["status"] == "completed"
 
 
 def test_lists_are_of_ones_own_and_an_operator_sees_all(ada, bob, operator, redis):
@@ -82,8 +70,8 @@ def test_an_id_that_no_job_could_have_is_unknown(ada, job_id):
 @pytest.mark.parametrize(
     "name", ["..%2f..%2fresult.json", "video.mp4", "report.json", "%2e%2e", "checkpoint-0001.safetensors"]
 )
-def test_only_the_pieces_of_the_stream_are_below_the_playlist(ada, render, name):
-    assert ada.get(f"/v1/videos/{render}/hls/1/{name}").status_code == 404
+def test_only_the_pieces_of_the_stream_are_below_the_playlist(ada, finished, name):
+    assert ada.get(f"/v1/videos/{finished}/hls/1/{name}").status_code == 404
 
 
 @pytest.fixture

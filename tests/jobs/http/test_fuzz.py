@@ -4,10 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.jobs.http.rendering import Render
+from tests.jobs.http.conftest import WISH
 from tests.jobs.http.serving import ADA, BOB
 
-WISH = {"prompt": "a kite that only ada may see", "frames": 22}
 SECRET = b"a secret of the machine"
 OPEN = "GET /healthz"  # to everybody
 OPERATIONS = [
@@ -43,16 +42,11 @@ def asking(full):
 
 
 @pytest.fixture
-def job_id(ada, redis, service):
-    """Of a finished render of ada; in the store there is what nobody is to get."""
-    render = Render(redis, service.store, ada.post("/v1/videos", json=WISH).json()["id"])
-    render.preview(1)
-    render.open_stream(1)
-    render.segment()
-    render.finish()
+def job_id(finished, service):
+    """Of ada; in the store there is what nobody is to get."""
     for key in ("inputs/secret.png", "other/attempts/1/secret.mp4"):
         service.store.put(key, SECRET, content_type="image/png")
-    return render.lease.job_id
+    return finished
 
 
 def draw(data, operation, job_id):
