@@ -118,6 +118,14 @@ def _modulated(values, inverse, weight, base, columns, at, exists, shift: tl.con
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _added(x, hidden, row, base, columns, at, exists, gate: tl.constexpr):  # type: ignore[no-untyped-def]
+    added = tl.load(hidden + row * columns + at, mask=exists, other=0.0).to(tl.float32)
+    added = added * tl.load(base + gate * columns + at, mask=exists, other=0.0).to(tl.float32)
+    total = tl.load(x + row * columns + at, mask=exists, other=0.0).to(tl.float32) + added
+    return total.to(hidden.dtype.element_ty)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _norm_modulate(  # type: ignore[no-untyped-def]
     x,
     weight,
@@ -161,10 +169,7 @@ def _add_norm_modulate(  # type: ignore[no-untyped-def]
     at = tl.arange(0, block)
     exists = at < columns
     base = table + tl.load(places + row).to(tl.int64) * vectors * columns
-    added = tl.load(hidden + row * columns + at, mask=exists, other=0.0).to(tl.float32)
-    added = added * tl.load(base + gate * columns + at, mask=exists, other=0.0).to(tl.float32)
-    total = tl.load(x + row * columns + at, mask=exists, other=0.0).to(tl.float32) + added
-    total = total.to(hidden.dtype.element_ty)
+    total = _added(x, hidden, row, base, columns, at, exists, gate)
     tl.store(hidden + row * columns + at, total, mask=exists)
     values = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values) / columns + eps)
@@ -180,10 +185,8 @@ def _add_gated(  # type: ignore[no-untyped-def]
     at = tl.arange(0, block)
     exists = at < columns
     base = table + tl.load(places + row).to(tl.int64) * vectors * columns
-    added = tl.load(hidden + row * columns + at, mask=exists, other=0.0).to(tl.float32)
-    added = added * tl.load(base + gate * columns + at, mask=exists, other=0.0).to(tl.float32)
-    total = tl.load(x + row * columns + at, mask=exists, other=0.0).to(tl.float32) + added
-    tl.store(hidden + row * columns + at, total.to(hidden.dtype.element_ty), mask=exists)
+    total = _added(x, hidden, row, base, columns, at, exists, gate)
+    tl.store(hidden + row * columns + at, total, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
