@@ -30,12 +30,12 @@ def read_page(
 
     Raises JobNotFound if `after` is not in the list, or no longer.
     """
-    key = SUBMITTED_KEY if owner is None else f"{SUBMITTED_KEY}:{owner}"
+    key = submitted_key(owner)
     bound = None if after is None else (yield from _find_score(key, after))
     found: list[ListedJob] = []
     wanted = size = limit + 1
     while len(found) < wanted:
-        entries = yield _ask_entries(key, bound, size, oldest_first=oldest_first)
+        entries = yield ask_entries(key, bound, size, oldest_first=oldest_first)
         found += yield from describe_jobs([read_text(job_id) for job_id, _ in entries])
         if len(entries) < size:
             break
@@ -50,8 +50,13 @@ def _find_score(key: str, job_id: str) -> Operation[float]:
     return float(score)
 
 
-def _ask_entries(key: str, bound: float | None, size: int, *, oldest_first: bool) -> Call:
-    """Ids and scores beyond one: no two jobs have the same, and new ones move no other."""
+def submitted_key(owner: str | None) -> str:
+    """Of the list of one owner, or of everybody's."""
+    return SUBMITTED_KEY if owner is None else f"{SUBMITTED_KEY}:{owner}"
+
+
+def ask_entries(key: str, bound: float | None, size: int, *, oldest_first: bool = False) -> Call:
+    """Ids and scores beyond one, or from the list's end: no two jobs have the same, and new ones move no other."""
     beyond = None if bound is None else f"({bound:.0f}"
     if oldest_first:
         return lambda redis: redis.zrangebyscore(key, beyond or "-inf", "+inf", 0, size, withscores=True)

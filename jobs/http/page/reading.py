@@ -1,6 +1,6 @@
 """What the page asks of Redis at each look: the jobs that its visitor may see, the queues and the workers."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ from jobs.listing import ListedJob, describe_jobs, list_jobs
 from jobs.operation import Call, Operation, pipeline
 from jobs.pieces import KeptPieces
 from jobs.queues import QueueName
-from jobs.submitted import OPEN_KEY, SUBMITTED_KEY
+from jobs.submitted import OPEN_KEY, ask_entries, submitted_key
 from jobs.workers import WORKERS_KEY, WorkerRecord, parse_time, parse_workers
 
 MOST_RUNNING = 24
@@ -115,8 +115,8 @@ def _read_all(around: _Surroundings, shown: int) -> Operation[_Seen]:
 def _read_own(caller: Caller, shown: int) -> Operation[_Seen]:
     """All that this caller has submitted and that has not ended, and the latest of what has."""
     ids = yield lambda redis: redis.smembers(OPEN_KEY.format(owner=caller.name))
-    known = list(map(read_text, ids))
-    still_open = yield from describe_jobs(known)
+    known = set(map(read_text, ids))
+    still_open = yield from describe_jobs(list(known))
     others = yield from _read_others(caller.name, known, shown + 1)
     jobs = sorted([*still_open, *others], key=_submitted, reverse=True)
     waiting = [job for job in jobs if job.state.is_queued]
@@ -129,24 +129,18 @@ def _read_own(caller: Caller, shown: int) -> Operation[_Seen]:
     )
 
 
-def _read_others(owner: str, known: Collection[str], wanted: int) -> Operation[list[ListedJob]]:
+def _read_others(owner: str, known: Set[str], wanted: int) -> Operation[list[ListedJob]]:
     """The latest by submit, until so many are finished: many may be canceled, or no longer there."""
-    key, seen = f"{SUBMITTED_KEY}:{owner}", set(known)
     found: list[ListedJob] = []
-    first, size = 0, len(seen) + PAGE
+    bound, size = None, len(known) + PAGE
     for _ in range(MOST_PAGES):
-        ids = yield _ask_submitted(key, first, size)
-        fresh = [job_id for job_id in map(read_text, ids) if job_id not in seen]
-        seen.update(fresh)  # what is submitted meanwhile moves the rest
-        found += yield from describe_jobs(fresh)
-        if len(ids) < size or len(_of(found, JobState.FINISHED)) >= wanted:
+        entries = yield ask_entries(submitted_key(owner), bound, size)
+        ids = [read_text(job_id) for job_id, _ in entries]
+        found += yield from describe_jobs([job_id for job_id in ids if job_id not in known])
+        if len(entries) < size or len(_of(found, JobState.FINISHED)) >= wanted:
             break
-        first, size = first + size, max(PAGE, wanted)
+        bound, size = entries[-1][1], max(PAGE, wanted)
     return found
-
-
-def _ask_submitted(key: str, first: int, size: int) -> Call:
-    return lambda redis: redis.zrevrange(key, first, first + size - 1)
 
 
 def _of(jobs: Iterable[ListedJob], *states: JobState) -> list[ListedJob]:
@@ -155,8 +149,8 @@ def _of(jobs: Iterable[ListedJob], *states: JobState) -> list[ListedJob]:
 
 def _read_news(ids: Sequence[str]) -> Operation[list[News]]:
     """What running jobs have told lately, and what their records say of their attempts."""
-    told = yield pipeline(*(read_latest(job_id, LATEST_EVENTS) for job_id in ids))
-    records = yield pipeline(*map(_ask_attempt, ids))
+    answers = yield pipeline(*(read_latest(job_id, LATEST_EVENTS) for job_id in ids), *map(_ask_attempt, ids))
+    told, records = answers[: len(ids)], answers[len(ids) :]
     return [
         find_news(
             parse_entries(entries), KeptPieces.parse(kept or b""), claimed_at=_time(claimed), is_stopping=bool(stopped)
