@@ -43,7 +43,7 @@ def full(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def need_redis() -> None:
     """For a test that starts a Redis by itself."""
-    _require(find_binary)
+    require(find_binary)
 
 
 @pytest.fixture(scope="session")
@@ -77,8 +77,8 @@ def redis_server(need_redis: None) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    _require(find_weed)
-    _require(find_openssl)
+    require(find_weed)
+    require(find_openssl)
     with running_s3() as server:
         yield server
 
@@ -140,7 +140,7 @@ def _replace_aws(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
     return environment
 
 
-def _require(find: Callable[[], Path]) -> None:
+def require(find: Callable[[], Path]) -> None:
     try:
         find()
     except (FileNotFoundError, RedisUnavailable) as missing:

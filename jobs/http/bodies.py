@@ -8,10 +8,10 @@ from fastapi import Request
 from starlette.datastructures import UploadFile
 
 from jobs.http.refusals import Refusal
-from jobs.http.wishes import Wanted, parse_wish
+from jobs.http.wishes import MOST_FIELDS, Wanted, parse_wish
 
 FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-MOST_FIELDS, MOST_FILES, MOST_FIELD_BYTES = 100, 3, 1 << 20
+MOST_FILES, MOST_FIELD_BYTES = 3, 1 << 20
 MOST_MARKS = 50_000  # {, [ and comma in JSON; the longest prompt may be of nothing else
 
 

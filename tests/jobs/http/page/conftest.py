@@ -10,7 +10,7 @@ from jobs.client import Client
 from jobs.http.page import batch_reading, shared
 from jobs.workers import write_worker
 from tests.browser import browsing, find_browser, running_browser
-from tests.conftest import _require
+from tests.conftest import require
 from tests.jobs.http.page.film import Film, make_film
 from tests.jobs.http.rendering import Render
 from tests.jobs.http.serving import Service
@@ -22,7 +22,7 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
     """For one file: as long as it runs, no other test of this process can run an event loop."""
-    _require(find_browser)
+    require(find_browser)
     with running_browser() as browser:
         yield browser
 
