@@ -106,7 +106,7 @@ def list_jobs(
         known |= ids.keys()
         if len(listed) >= limit or all(len(page) < size for page in pages):
             break
-    return (yield from _add_positions(sorted(listed, key=_submitted, reverse=True)[:limit]))
+    return (yield from _add_positions(sorted(listed, key=submit_time, reverse=True)[:limit]))
 
 
 def describe_jobs(ids: Sequence[str]) -> Operation[list[ListedJob]]:
@@ -227,15 +227,16 @@ def _parse_events(job: _Found, answers: Sequence[Any], farm: _Farm) -> ListedJob
     status = _judge(job.job_id, record, queued, parse_entries(latest), farm)
     return ListedJob(
         **status.model_dump(),
-        submitted_at=_time(job.queued_ms),
-        ended_at=_time(job.ended_ms),
+        submitted_at=read_time(job.queued_ms),
+        ended_at=read_time(job.ended_ms),
         owner=job.owner,
         prompt=queued.request.prompt if queued else "",
         request=queued.request if queued else None,
     )
 
 
-def _time(ms: int) -> datetime | None:
+def read_time(ms: int) -> datetime | None:
+    """Of a record: 0 if it is not known."""
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
@@ -265,5 +266,6 @@ def _ask_index(job: ListedJob) -> Call:
     return lambda redis: redis.lpos(QUEUE_KEY.format(queue=job.queue), job.id, rank=-1)
 
 
-def _submitted(job: ListedJob) -> datetime:
+def submit_time(job: ListedJob) -> datetime:
+    """To sort by: what is not known comes first."""
     return job.submitted_at or datetime.fromtimestamp(0, UTC)

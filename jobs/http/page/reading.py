@@ -18,7 +18,7 @@ from jobs.http.page.views import (
 )
 from jobs.job_status import JOB_KEY, LATEST_EVENTS, QUEUE_KEY, JobState, read_number, read_text
 from jobs.lease import PAUSED_KEY
-from jobs.listing import ListedJob, describe_jobs, list_jobs
+from jobs.listing import ListedJob, describe_jobs, list_jobs, read_time, submit_time
 from jobs.operation import Call, Operation, pipeline
 from jobs.pieces import KeptPieces
 from jobs.queues import QueueName
@@ -59,7 +59,7 @@ def read_farm(caller: Caller, shown: int, batches: Sequence[BatchTile]) -> Opera
     """All that changes on the page. shown: how many finished renders"""
     around = yield from _look_around()
     seen = yield from (_read_all(around, shown) if caller.sees_all else _read_own(caller, shown))
-    running = sorted(seen.running, key=_submitted)
+    running = sorted(seen.running, key=submit_time)
     news = yield from _read_news([job.id for job in running])
     finished = sorted(seen.finished, key=_ended, reverse=True)
     has_more = len(finished) > shown and shown < MOST_FINISHED
@@ -118,7 +118,7 @@ def _read_own(caller: Caller, shown: int) -> Operation[_Seen]:
     known = set(map(read_text, ids))
     still_open = yield from describe_jobs(list(known))
     others = yield from _read_others(caller.name, known, shown + 1)
-    jobs = sorted([*still_open, *others], key=_submitted, reverse=True)
+    jobs = sorted([*still_open, *others], key=submit_time, reverse=True)
     waiting = [job for job in jobs if job.state.is_queued]
     return _Seen(
         running=_of(jobs, JobState.RUNNING)[:MOST_RUNNING],
@@ -153,7 +153,10 @@ def _read_news(ids: Sequence[str]) -> Operation[list[News]]:
     told, records = answers[: len(ids)], answers[len(ids) :]
     return [
         find_news(
-            parse_entries(entries), KeptPieces.parse(kept or b""), claimed_at=_time(claimed), is_stopping=bool(stopped)
+            parse_entries(entries),
+            KeptPieces.parse(kept or b""),
+            claimed_at=read_time(read_number(read_text(claimed)) or 0),
+            is_stopping=bool(stopped),
         )
         for entries, (claimed, stopped, kept) in zip(told, records, strict=True)
     ]
@@ -169,15 +172,6 @@ def _ask_head(key: str) -> Call:
 
 def _ask_attempt(job_id: str) -> Call:
     return lambda redis: redis.hmget(JOB_KEY.format(job_id=job_id), "h3_claimed_ms", "h3_cancel", "h3_kept")
-
-
-def _time(ms: bytes | None) -> datetime | None:
-    number = read_number(read_text(ms))
-    return datetime.fromtimestamp(number / 1000, UTC) if number else None
-
-
-def _submitted(job: ListedJob) -> datetime:
-    return job.submitted_at or _EPOCH
 
 
 def _ended(job: ListedJob) -> datetime:
