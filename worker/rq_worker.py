@@ -180,9 +180,10 @@ class RenderWorker(SimpleWorker):
     def _next(self, *, burst: bool) -> Taken | None:
         """The next job; None when it is time to leave."""
         with self.connection.pubsub(ignore_subscribe_messages=True) as wake:  # type: ignore[no-untyped-call]
-            self._insist(lambda: wake.subscribe(WAKE_CHANNEL))
             while not self.duty.must_leave:
                 try:
+                    if not wake.subscribed:
+                        wake.subscribe(WAKE_CHANNEL)
                     taken = self._take()
                     if taken is not None or burst:
                         return taken
@@ -258,7 +259,7 @@ class RenderWorker(SimpleWorker):
         lease = taken.lease
         with name_job(lease.job_id, lease.attempt):
             log.info("attempt begun", queue=lease.queue)
-            self._insist(lambda: self._show(WorkerStatus.BUSY, lease.job_id))
+            self._note(lambda: self._show(WorkerStatus.BUSY, lease.job_id))
             try:
                 if self.duty.must_leave:  # told so while the job was taken
                     self._end_badly(taken, PutBack(TOLD_TO_STOP))
@@ -269,7 +270,7 @@ class RenderWorker(SimpleWorker):
                 metrics.count_discard()
             finally:
                 self.duty.running = None
-            self._insist(lambda: self._show(WorkerStatus.IDLE, None))
+            self._note(lambda: self._show(WorkerStatus.IDLE, None))
 
     def _render(self, taken: Taken) -> None:
         lease = taken.lease
@@ -285,7 +286,7 @@ class RenderWorker(SimpleWorker):
             self._end_badly(taken, AttemptLost(f"{type(exc).__name__}: {exc}"))
         else:
             self._insist(lambda: lease.finish(finished, {"result_key": finished.result_key}))
-            self._insist(self.increment_successful_job_count)  # for RQ's tools
+            self._note(self.increment_successful_job_count)
             log.info("finished", result_key=finished.result_key)
             metrics.count_result(time.monotonic() - began_at)
             self._look_for_growth(count_pixels(taken.request))
@@ -318,7 +319,7 @@ class RenderWorker(SimpleWorker):
             failed = events.Failed(attempt=lease.attempt, cause=error.cause, reason=printable(str(error)))
             self._insist(lambda: lease.fail(failed, "".join(traceback.format_exception(error))))
             metrics.count_end("failed", error.cause)
-            self._insist(self.increment_failed_job_count)
+            self._note(self.increment_failed_job_count)
 
     def _show(self, state: WorkerStatus, job_id: str | None) -> None:
         with self.connection.pipeline() as pipeline:
@@ -334,6 +335,15 @@ class RenderWorker(SimpleWorker):
     def _insist(self, ask: Callable[[], Answer]) -> Answer:
         """Through an outage of Redis, for as long as there is time."""
         return insist(ask, unless=lambda: self.duty.departure.is_over(time.monotonic()))
+
+    def _note(self, ask: Callable[[], object]) -> None:
+        """A word for RQ's tools. It waits for Redis like any other, but no worker that is to leave stays for it."""
+        try:
+            insist(ask, unless=lambda: self.duty.departure.is_asked)
+        except RedisError as exc:
+            if not (is_outage(exc) and self.duty.departure.is_asked):
+                raise
+            log.warning("RQ's record of this worker is out of date", error=str(exc))
 
     # --- being told to stop
 
