@@ -33,6 +33,7 @@ def make_app() -> "typer.Typer":
     """All commands. It is also there as `app`."""
     import typer
 
+    import h3.bench.cli
     import h3.cli
     import jobs.batch.cli
     import jobs.cli
@@ -56,6 +57,7 @@ def make_app() -> "typer.Typer":
         jobs.embedded_cli,
         jobs.schema_cli,
         h3.cli,
+        h3.bench.cli,
     ):
         made.add_typer(part.app)
     return made

@@ -215,23 +215,3 @@ def report_command(
     print_report(runs)
     if plot:
         typer.echo(plot)
-
-
-@app.command()
-def bench(
-    checkpoint: Annotated[Path, typer.Argument(help="Root of a checkpoint.")],
-    width: Annotated[int, typer.Option(help="Pixels.")] = 256,
-    height: Annotated[int, typer.Option(help="Pixels.")] = 160,
-    frames: Annotated[int, typer.Option(help="17n + 5.")] = 39,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 10,
-) -> None:
-    """Time denoise steps on one device (the first GPU, else the CPU) and print JSON."""
-    import json
-    from dataclasses import asdict
-
-    from h3.bench import time_steps
-    from h3.sequence import Geometry
-
-    with plain_errors():
-        timing = time_steps(checkpoint, Geometry(width, height, frames), steps, pick_device(None))
-    typer.echo(json.dumps(asdict(timing), indent=2))

@@ -218,7 +218,7 @@ class Fleet:
         """Denoise once. Raises ConfigError, RanksFailed."""
         steps: list[StepTaken] = []
         ends: list[Denoised] = []
-        with _plain_rank_errors():
+        with plain_rank_errors():
             for item in self.controller.stream(request=request):
                 if isinstance(item, StepTaken):
                     steps.append(item)
@@ -236,7 +236,7 @@ def running_ranks(
     backend: Literal["nccl", "gloo"] = "nccl" if ranks.device == "cuda" else "gloo"
     with MGPUController(runner, num_gpus=ranks.world_size, backend=backend, outputs="cpu") as controller:
         begun = time.perf_counter()
-        with _plain_rank_errors():
+        with plain_rank_errors():
             controller.start(
                 model=model.absolute() if isinstance(model, Path) else model,
                 mode=ranks.mode,
@@ -247,7 +247,7 @@ def running_ranks(
 
 
 @contextmanager
-def _plain_rank_errors() -> Iterator[None]:
+def plain_rank_errors() -> Iterator[None]:
     """The controller's errors become ours: what a rank refused as it was raised there, all else RanksFailed."""
     try:
         yield

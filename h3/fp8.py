@@ -49,7 +49,7 @@ class FP8Linear(nn.Module):
         """x [..., K] bf16. Returns [..., N]."""
         values, scale = round_rows(x.flatten(0, -2))
         if self._multiplies_in_fp8(x):
-            out = _multiply(values, scale, self.weight, self.weight_scale)
+            out = multiply_fp8(values, scale, self.weight, self.weight_scale)
         else:
             out = (F.linear(values.to(x.dtype), self.weight.to(x.dtype)).float() * scale * self.weight_scale.T).to(
                 x.dtype
@@ -61,7 +61,7 @@ class FP8Linear(nn.Module):
         return self.is_native and fits and x.dtype == torch.bfloat16
 
 
-def _multiply(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+def multiply_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """e4m3 [M, K] and [N, K] to bf16 [M, N], natively."""
     # Fast accumulation: to sum exactly costs more than FP8 wins, and the rounding of the inputs is larger.
     return torch._scaled_mm(
@@ -87,7 +87,7 @@ def _error(device: torch.device) -> float:
     x, weight = (torch.randn(208 + 384, 512, generator=generator) * sizes).to(device).split([208, 384])
     left, right = round_rows(x), round_rows(weight)
     expected = (left[0].float() * left[1]) @ (right[0].float() * right[1]).T
-    return float((_multiply(*left, *right) - expected).norm() / expected.norm())
+    return float((multiply_fp8(*left, *right) - expected).norm() / expected.norm())
 
 
 def use_fp8(blocks: nn.Module) -> None:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees 
 from h3.cli import pick_device, plain_errors
 from h3.denoise_fleet import DenoiseRequest, DenoiseRunner, Outcome, Ranks, running_ranks
 from h3.errors import ConfigError
+from h3.machine import describe_machine
 from h3.nvfp4 import TILE_ROWS
 from h3.parallel.mode import Mode
 from h3.placement import DTYPE_BYTES, KEPT_TIMESTEPS, predict_modulation_bytes, predict_token_bytes
@@ -32,7 +33,6 @@ from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS
 from tools.launch.mutants import DropsBias, SwapsHeads
 from tools.launch.nccl_log import logging_nccl
 from tools.launch.text_states import write_random_states
-from tools.machine import describe_machine
 
 SMALL = Geometry(256, 160, 39)
 PARITY = 2e-2  # relative L2 of the latents after all steps, bf16

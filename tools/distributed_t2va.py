@@ -24,10 +24,12 @@ with uncollected_imports():
     from h3.denoise_fleet import DenoiseRequest, Outcome, Ranks, StepTaken, check, open_source, running_ranks
     from h3.errors import ConfigError
     from h3.latents_file import write_latents
+    from h3.machine import describe_machine
     from h3.on_files import describe
     from h3.parallel.mode import Mode
     from h3.precision import Precision
     from h3.sequence import Geometry
+    from h3.shapes import Shapes
     from h3.untrained import H3, Untrained, with_curve
     from tools.launch.arguments import (
         SEED,
@@ -36,13 +38,11 @@ with uncollected_imports():
         TEXT_TOKENS,
         Backend,
         Benchmark,
-        Shapes,
         World,
     )
     from tools.launch.benchmark_file import Report, keep_run, parse_run, read_runs, require_writable, write_json
     from tools.launch.nccl_log import logging_nccl
     from tools.launch.text_states import find_text_files, write_prompt_states, write_random_states
-    from tools.machine import describe_machine
 
 OUTPUT = Path("build/distributed")
 PROMPT = "A red kite rises over the dunes at dawn while waves break below; wind, gulls and surf are heard."

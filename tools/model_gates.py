@@ -27,6 +27,7 @@ from h3.checkpoint import DenoiserFiles, load_denoiser  # noqa: E402
 from h3.config import DenoiserConfig  # noqa: E402
 from h3.convert import Target, save_denoiser  # noqa: E402
 from h3.denoise import Denoising  # noqa: E402
+from h3.machine import describe_machine  # noqa: E402
 from h3.model import Denoiser, Velocity  # noqa: E402
 from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, dequantise_eagerly, quantise  # noqa: E402
 from h3.part_sizes import is_preparation  # noqa: E402
@@ -41,7 +42,6 @@ from tests.h3.random_models import MEDIUM_PRUNED, random_denoiser  # noqa: E402
 from tests.h3.text_files import published_inventory, published_markers  # noqa: E402
 from tools.gates import Gates, judge, relative  # noqa: E402
 from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS  # noqa: E402
-from tools.machine import describe_machine  # noqa: E402
 
 H3_PRUNED = with_curve(H3)
 SMALL = Geometry(256, 160, 39)

@@ -20,11 +20,11 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
 from h3.convert import Target, save_denoiser
+from h3.machine import describe_machine
 from h3.model import Denoiser
 from h3.tiny import DENOISER, write_tiny
 from tests.worker.restart_runners import Fault
 from tests.worker.restarts import Restarts, Setting, running_worker
-from tools.machine import describe_machine
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REASON_LINES = 2  # the rest are tracebacks

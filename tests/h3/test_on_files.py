@@ -17,7 +17,7 @@ import h3render
 from h3.checkpoint import load_denoiser
 from h3.conditioning import load_conditioning
 from h3.denoise import Denoising
-from h3.denoise_fleet import _plain_rank_errors
+from h3.denoise_fleet import plain_rank_errors
 from h3.errors import CheckpointError, RanksFailed
 from h3.latents_file import read_latents, write_latents
 from h3.model_folder import digest
@@ -370,7 +370,7 @@ class TestErrorsOfRanks:
     )
     def test_what_no_usage_can_mend_is_told_in_a_line_with_the_logs(self, tmp_path, error, kind, cause, text, told):
         failure = RankFailure(1, 7, "running", cause, text, traceback="Traceback ...", kind=kind)
-        with pytest.raises(RanksFailed) as caught, _plain_rank_errors():
+        with pytest.raises(RanksFailed) as caught, plain_rank_errors():
             raise error("the fleet is gone", [failure], [tmp_path / "rank1.log"])
         assert told in str(caught.value)
         assert str(caught.value).endswith(f"(logs of the ranks: {tmp_path})")

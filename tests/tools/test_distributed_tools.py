@@ -14,12 +14,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from h3 import machine
 from h3.conditioning import load_conditioning
 from h3.errors import CheckpointError, ConfigError
 from h3.latents_file import read_latents
 from h3.sequence import Geometry
 from h3.tiny import write_tiny
-from tools import distributed_gates, distributed_t2va, machine, ulysses_benchmark
+from tools import distributed_gates, distributed_t2va, ulysses_benchmark
 from tools.launch.arguments import parse_world
 from tools.launch.benchmark_file import VERSION, keep_run, put, read_results, read_runs
 from tools.launch.nccl_log import find_transports, logging_nccl

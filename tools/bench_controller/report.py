@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from h3.machine import describe_machine
 from tools.bench_controller.fleets import Setting
 from tools.bench_controller.rows import Verdict
 from tools.figures import show_figures, summarize
-from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from h3.machine import describe_machine
 from tools.bench_queue.farm import RANKS
 from tools.bench_queue.measured import Measured
 from tools.bench_queue.rows import Row, Verdict
 from tools.figures import show_figures, summarize
-from tools.machine import describe_machine
 
 PLAIN_WIDTH = 160  # where there is no terminal to ask
 

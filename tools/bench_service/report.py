@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
+from h3.machine import describe_machine
 from tools.bench_service.check import GRACE_S, LONGEST_ANSWER_S, doubt_answers, doubt_following, doubt_times
 from tools.bench_service.measured import Answer, Asked, Following, Heard, Plan, Run
-from tools.machine import describe_machine
 
 POLL_P95_MS, EVENT_P95_MS = 250.0, 250.0
 LEAST_SHARE = 0.8  # of the polls that were meant

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from h3.machine import describe_machine
 from tools.chaos.history import describe_attempts, describe_faults
 from tools.chaos.run import Plan, Run
 from tools.chaos.storm import Happened
-from tools.machine import describe_machine
 
 
 def is_passed(plan: Plan, run: Run) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tools.machine import describe_machine
+from h3.machine import describe_machine
 from tools.overnight.desk import SHOTS
 from tools.overnight.night import Evening, Night, Plan
 

@@ -20,8 +20,14 @@ def describe_machine(*, on_gpus: bool = True) -> dict[str, object]:
         **(describe_gpus() if on_gpus else {"devices": [describe_processor()]}),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(_command()),
     }
+
+
+def _command() -> list[str]:
+    """As somebody would type it."""
+    program = Path(sys.argv[0]).name.removesuffix(".py")
+    return ["h3render", *sys.argv[1:]] if program == "h3render" else ["python", *sys.argv]
 
 
 def describe_gpus() -> dict[str, object]:
@@ -63,7 +69,8 @@ def query_gpus(field: str) -> list[str]:
 def ask_driver(*arguments: str) -> str | None:
     """What nvidia-smi says, without its colours; None if it cannot say."""
     try:
-        asked = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, check=True, timeout=60)
+        command = ["nvidia-smi", *arguments]
+        asked = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
     return COLOURS.sub("", asked.stdout).strip()

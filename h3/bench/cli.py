@@ -1,0 +1,94 @@
+"""`h3render bench`: what a render is made of, measured on this machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from h3.cli import Device, choose, pick_device, plain_errors
+from h3.errors import ConfigError
+from h3.shapes import Shapes
+
+if TYPE_CHECKING:
+    from h3.attention import AttentionName
+    from h3.precision import Precision
+
+app = typer.Typer()
+bench = typer.Typer(no_args_is_help=True, help="Measure what a render is made of on this machine.")
+app.add_typer(bench, name="bench")
+
+Model = Annotated[
+    Path | None,
+    typer.Option(help="Root of a checkpoint, or its denoiser (default: random weights of the published size)."),
+]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Random weights of toy size: quick anywhere.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Blocks of the random weights (default: all).")]
+Report = Annotated[Path | None, typer.Option(help="A .json file to keep everything in.")]
+
+
+@bench.command("step")
+def step_command(
+    model: Model = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    shape: Shapes = None,
+    precision: Annotated[
+        list[str] | None, typer.Option(help="bf16, nvfp4 or fp8, and with @ an attention, as fp8@fa3; again for more.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")] = "ulysses",
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
+    peer: Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")] = None,
+    compiled: Annotated[bool, typer.Option(help="Measure the peer compiled, too, on GPUs.")] = True,
+    steps: Annotated[int, typer.Option(min=1, help="Of a turn.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")] = 1,
+    report: Report = None,
+    plot: Annotated[Path | None, typer.Option(help="A .png file to draw the roofline to.")] = None,
+    device: Device = None,
+) -> None:
+    """Time a denoise step and its parts, beside their floors and beside a peer. AdaLN is in nobody's time."""
+    with plain_errors():
+        from h3.bench.model import choose_model
+        from h3.bench.report import describe, print_outcome, require_file, write
+        from h3.bench.step import Field, Plan, measure
+        from h3.parallel.mode import Mode
+        from h3.sequence import Geometry
+
+        if peer not in (None, "diffusers"):
+            raise ConfigError(f"--peer {peer!r} is not diffusers")
+        require_file(report, ".json", "--report")
+        require_file(plot, ".png", "--plot")
+        if plot:
+            from h3.bench.roofline import draw_roofline  # matplotlib comes with an extra of its own: before the work
+        on_gpus = pick_device(device).type == "cuda"
+        source, config = choose_model(model, tiny=tiny, layers=layers)
+        precisions, attentions = read_precisions(precision or ["bf16"])
+        contest = Field(
+            source,
+            config,
+            precisions,
+            attentions,
+            choose(Mode, mode, "--mode"),
+            world_size,
+            on_gpus,
+            with_diffusers=peer is not None,
+            compiles=compiled and on_gpus,
+        )
+        usual = [Geometry(864, 480, 141), Geometry(1344, 768, 124)] if on_gpus else [Geometry(256, 160, 39)]
+        outcome = measure(contest, Plan(tuple(shape or usual), steps, rounds), lambda told: typer.echo(told, err=True))
+        print_outcome(outcome)
+        if report:
+            write(report, describe(contest, outcome))
+        if plot:
+            draw_roofline(outcome, plot)
+
+
+def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
+    """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
+    from h3.attention import AttentionName
+    from h3.precision import Precision
+
+    parted = [text.partition("@") for text in texts]
+    return (
+        tuple(Precision.parse(precision) for precision, _, _ in parted),
+        tuple(AttentionName.parse(attention) if attention else AttentionName.AUTO for _, _, attention in parted),
+    )

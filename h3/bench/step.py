@@ -1,0 +1,241 @@
+"""Times a denoise step: ours at several precisions, and a peer's, on the same ranks' GPUs by turns, A B B A.
+
+Each contender is a fleet of its own that holds its weights all the while; only one computes at a time. A GPU at its
+limit of power is slower warm than cold, so every turn begins with a step that is not counted, and whoever goes first
+in one half of a round goes last in the other.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from h3.attention import AttentionName
+from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Turn, WatchParts
+from h3.bench.work import Ceilings, Part, Work, count_work, floor_s
+from h3.config import DenoiserConfig
+from h3.denoise_fleet import plain_rank_errors
+from h3.errors import ConfigError
+from h3.parallel.mode import Mode
+from h3.precision import Precision
+from h3.sequence import Geometry, Layout
+from h3.untrained import Untrained
+from worker.mgpu import MGPUController, MGPURunner
+
+Answer = TypeVar("Answer")
+Tell = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who takes part, and on what."""
+
+    model: Path | Untrained
+    config: DenoiserConfig  # of that model
+    precisions: tuple[Precision, ...]
+    attentions: tuple[AttentionName, ...]  # of each precision, in the same order
+    mode: Mode
+    world_size: int
+    on_gpus: bool
+    with_diffusers: bool
+    compiles: bool  # the peer's blocks, too
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long."""
+
+    shapes: tuple[Geometry, ...]
+    steps: int  # of a turn
+    rounds: int  # of which each has two turns of every contender
+
+
+@dataclass(frozen=True, slots=True)
+class PartTime:
+    """One part of our step on one rank, beside what it has to do there."""
+
+    seconds: float
+    floor_s: float
+    operations: float
+    bytes: float
+
+
+@dataclass(slots=True)
+class Result:
+    """Of one contender at one shape."""
+
+    name: str
+    layout: Layout
+    turns: list[Turn] = field(default_factory=list)
+    parts: dict[Part, PartTime] = field(default_factory=dict)  # of ours alone
+    refused: str = ""  # why it did not run
+
+    @property
+    def step_s(self) -> float:
+        """The median of all steps of all turns."""
+        return statistics.median(seconds for turn in self.turns for seconds in turn.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of the whole bench."""
+
+    ceilings: Ceilings
+    operations: Mapping[Geometry, float]  # of a step
+    results: Sequence[Result]
+
+    def at(self, geometry: Geometry) -> list[Result]:
+        """Of one shape, in the order of the contenders."""
+        return [result for result in self.results if result.layout.geometry == geometry]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A fleet, and how it is asked."""
+
+    name: str
+    fleet: "BenchFleet"
+    way: str = ""
+    precision: Precision | None = None  # None: not ours
+
+    def take(self, geometry: Geometry, steps: int) -> Turn:
+        return self.fleet.ask(TakeSteps(geometry, steps, self.way), Turn)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFleet:
+    """Ranks that answer one thing at a time."""
+
+    controller: MGPUController
+
+    def ask(self, ask: object, kind: type[Answer]) -> Answer:
+        """Raises ConfigError for what every rank refuses, RanksFailed."""
+        with plain_rank_errors():
+            [answer] = [item for item in self.controller.stream(ask=ask) if isinstance(item, kind)]
+        return answer
+
+
+@contextmanager
+def running(runner: type[MGPURunner], world_size: int, *, on_gpus: bool, **setup: Any) -> Iterator[BenchFleet]:
+    """Start ranks and load. Raises ConfigError, RanksFailed and what loading raises."""
+    backend: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
+    with MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu") as controller:
+        with plain_rank_errors():
+            controller.start(**setup)
+        yield BenchFleet(controller)
+
+
+def measure(contest: Field, plan: Plan, tell: Tell) -> Outcome:
+    """Raises ConfigError, RanksFailed, CheckpointError."""
+    with ExitStack() as stack:
+        ours = list(_start_ours(contest, stack, tell))
+        ceilings = ours[0].fleet.ask(Opening(), Ceilings)
+        peer = _start_peer(contest, stack, tell) if contest.with_diffusers else None
+        results: list[Result] = []
+        for geometry in plan.shapes:
+            peers = _choose_ways(peer, contest, geometry, tell) if peer else []
+            results += _measure_shape([*ours, *peers], contest, ceilings, geometry, plan, tell)
+    work = {
+        geometry: sum(part.operations for part in _count(contest, geometry, contest.precisions[0]).values())
+        for geometry in plan.shapes
+    }
+    return Outcome(ceilings, work, results)
+
+
+def _start_ours(contest: Field, stack: ExitStack, tell: Tell) -> Iterator[Contender]:
+    from h3.bench.ours import OurSteps
+
+    for precision, attention in zip(contest.precisions, contest.attentions, strict=True):
+        tell(f"loading h3render {precision}")
+        fleet = stack.enter_context(
+            running(
+                OurSteps,
+                contest.world_size,
+                on_gpus=contest.on_gpus,
+                model=contest.model,
+                mode=contest.mode,
+                precision=precision,
+                attention=attention,
+            )
+        )
+        yield Contender(f"h3render {precision}", fleet, precision=precision)
+
+
+def _start_peer(contest: Field, stack: ExitStack, tell: Tell) -> BenchFleet:
+    from h3.bench.diffusers_peer import DiffusersSteps
+
+    tell("loading diffusers")
+    return stack.enter_context(
+        running(DiffusersSteps, contest.world_size, on_gpus=contest.on_gpus, config=contest.config)
+    )
+
+
+def _choose_ways(peer: BenchFleet, contest: Field, geometry: Geometry, tell: Tell) -> list[Contender]:
+    """The fastest of the peer's backends at this shape, as it is and compiled."""
+    from h3.bench.diffusers_peer import BACKENDS, COMPILED
+
+    times: dict[str, float] = {}
+    for backend in BACKENDS if contest.on_gpus else BACKENDS[:1]:
+        try:
+            times[backend] = peer.ask(TakeSteps(geometry, 1, backend), Turn).step_s[0]
+        except ConfigError as exc:
+            tell(f"diffusers: {backend} does not run here: {exc}")
+    if not times:
+        raise ConfigError("none of diffusers' attention backends runs here")
+    tell("diffusers: " + ", ".join(f"{backend} {seconds:.3f} s" for backend, seconds in times.items()))
+    fastest = min(times, key=lambda backend: times[backend])
+    ways = [("eager", fastest), *([("compiled", fastest + COMPILED)] if contest.compiles else [])]
+    return [Contender(f"diffusers {name}", peer, way) for name, way in ways]
+
+
+def _measure_shape(
+    contenders: Sequence[Contender],
+    contest: Field,
+    ceilings: Ceilings,
+    geometry: Geometry,
+    plan: Plan,
+    tell: Tell,
+) -> list[Result]:
+    results = {each.name: Result(each.name, Layout(geometry, TEXT_TOKENS)) for each in contenders}
+    for _ in range(plan.rounds):
+        for contender in (*contenders, *reversed(contenders)):
+            result = results[contender.name]
+            if result.refused:
+                continue
+            try:
+                turn = contender.take(geometry, plan.steps)
+            except ConfigError as exc:
+                if contender.precision is not None:
+                    raise
+                result.refused = str(exc)
+                tell(f"{contender.name}: {exc}")
+                continue
+            result.turns.append(turn)
+            tell(f"{contender.name}: {geometry.width}x{geometry.height}/{geometry.frames} {min(turn.step_s):.3f} s")
+    for contender in contenders:
+        if contender.precision is not None:
+            result = results[contender.name]
+            parts = contender.fleet.ask(WatchParts(geometry, 2), Parts)
+            result.parts = _judge(parts, contest, ceilings, geometry, contender.precision, result.turns[0].attention)
+    return list(results.values())
+
+
+def _judge(
+    parts: Parts, contest: Field, ceilings: Ceilings, geometry: Geometry, precision: Precision, attention: str
+) -> dict[Part, PartTime]:
+    """Times beside floors, of one rank."""
+    judged = {}
+    for part, work in _count(contest, geometry, precision).items():
+        share = Work(work.operations / contest.world_size, work.bytes / contest.world_size)
+        rate = ceilings.operations_per_s(part, precision, attention)
+        floor = floor_s(share, rate, ceilings.bytes_per_s)
+        judged[part] = PartTime(parts.seconds[part], floor, share.operations, share.bytes)
+    if contest.world_size > 1:
+        judged[Part.TRANSPORT] = PartTime(parts.seconds[Part.TRANSPORT], 0.0, 0.0, 0.0)
+    return judged
+
+
+def _count(contest: Field, geometry: Geometry, precision: Precision) -> dict[Part, Work]:
+    return count_work(contest.config, Layout(geometry, TEXT_TOKENS), precision)
