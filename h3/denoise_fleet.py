@@ -100,6 +100,7 @@ class DenoiseRunner(MGPURunner):
         source, digest = open_source(model)
         group = self.groups.transformer_group
         self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision, attention=attention)
+        self._refiner = self._denoiser.shelve_refiner(self.device)
 
     @torch.inference_mode()
     def __call__(self, *, request: DenoiseRequest) -> Iterator[StepTaken | Denoised]:
@@ -142,7 +143,9 @@ class DenoiseRunner(MGPURunner):
         model = self._denoiser.model
         noise = read_noise(request, model.config, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
+        self._refiner.bring()
         denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
+        self._refiner.put_away()
         self._denoiser.attention.take(AttentionName.AUTO, denoising.layout.tokens)
         return denoising, noise.latents.to(self.device)
 

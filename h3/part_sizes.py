@@ -21,7 +21,8 @@ from h3.tensor_file import StoredTensor, find_tensors
 from h3.text_files import open_whole
 from h3.vae_files import video_vae_files
 
-PREPARATION = ("token_refiner.", "condition_proj.", "time_embedder.", "adaln_t_table", "rope.")
+REFINER = ("token_refiner.", "condition_proj.")
+PREPARATION = (*REFINER, "time_embedder.", "adaln_t_table", "rope.")
 _ENCODER = ("encoder.", "quant_conv.")
 
 

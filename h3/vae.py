@@ -24,6 +24,7 @@ from h3.model import MODEL_DTYPE
 from h3.sequence import CLIP_FRAMES, CLIP_LATENTS, PIXELS_PER_LATENT, TAIL_FRAMES
 from h3.tensor_file import StoredTensor
 from h3.vae_files import is_kept_in_fp32, read_audio_vae, read_video_vae
+from h3.vae_tiles import decode_tiles_together
 from h3.weights import Recipe, fill
 
 VIDEO_ENCODER = ("encoder", "quant_conv")
@@ -40,6 +41,7 @@ class VideoDecoder:
     """Clip by clip, on one device. Latents are the denoiser's, normalised: [C, F, Hl, Wl] fp32."""
 
     def __init__(self, vae: AutoencoderKLMiniMaxH3) -> None:
+        decode_tiles_together(vae)
         self.module = vae
         self._mean, self._std = (values[:, None, None, None] for values in normalisation(vae))
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import torch
 
+from h3.bench.stopwatch import Stopwatch
 from h3.bench.work import Ceilings
 from h3.fp8 import multiply_fp8, probe_fp8, round_rows
 
-_RUNS = 12
-_REST_S = 0.05  # between two runs: a GPU at its limit of power lowers its clock within milliseconds
+_BURSTS, _RUNS = 4, 20
+_REST_S = 0.3  # between two bursts: a GPU at its limit of power lowers its clock within some ten milliseconds
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
@@ -28,21 +29,18 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 
 
 def _fastest_s(run: Callable[[], object], device: torch.device) -> float:
-    seconds = []
-    for _ in range(_RUNS):
+    """One run of several bursts: a GPU that has rested takes some milliseconds to raise its clock."""
+    seconds: list[float] = []
+    for _ in range(_BURSTS):
         time.sleep(_REST_S)
-        seconds.append(_time(run, device))
+        seconds += _time_burst(run, device)
     return min(seconds)
 
 
-def _time(run: Callable[[], object], device: torch.device) -> float:
-    if device.type != "cuda":
-        begun = time.perf_counter()
+def _time_burst(run: Callable[[], object], device: torch.device) -> list[float]:
+    watch = Stopwatch(device)
+    for number in range(_RUNS if device.type == "cuda" else 2):
+        watch.begin(str(number))
         run()
-        return time.perf_counter() - begun
-    begun_at, ended_at = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begun_at.record()
-    run()
-    ended_at.record()
-    ended_at.synchronize()
-    return float(begun_at.elapsed_time(ended_at)) / 1000
+        watch.end(str(number))
+    return list(watch.read().values())

@@ -23,6 +23,8 @@ Model = Annotated[
 ]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Random weights of toy size: quick anywhere.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Blocks of the random weights (default: all).")]
+Peer = Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")]
 Report = Annotated[Path | None, typer.Option(help="A .json file to keep everything in.")]
 
 
@@ -37,10 +39,10 @@ def step_command(
     ] = None,
     mode: Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")] = "ulysses",
     world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
-    peer: Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")] = None,
+    peer: Peer = None,
     compiled: Annotated[bool, typer.Option(help="Measure the peer compiled, too, on GPUs.")] = True,
     steps: Annotated[int, typer.Option(min=1, help="Of a turn.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")] = 1,
+    rounds: Rounds = 1,
     report: Report = None,
     plot: Annotated[Path | None, typer.Option(help="A .png file to draw the roofline to.")] = None,
     device: Device = None,
@@ -53,13 +55,14 @@ def step_command(
         from h3.parallel.mode import Mode
         from h3.sequence import Geometry
 
-        if peer not in (None, "diffusers"):
-            raise ConfigError(f"--peer {peer!r} is not diffusers")
+        require_peer(peer)
         require_file(report, ".json", "--report")
         require_file(plot, ".png", "--plot")
         if plot:
             from h3.bench.roofline import draw_roofline  # matplotlib comes with an extra of its own: before the work
         on_gpus = pick_device(device).type == "cuda"
+        if peer and world_size > 1 and not on_gpus:
+            raise ConfigError("--peer diffusers shares a step over GPUs only: take --world-size 1")
         source, config = choose_model(model, tiny=tiny, layers=layers)
         precisions, attentions = read_precisions(precision or ["bf16"])
         contest = Field(
@@ -82,6 +85,12 @@ def step_command(
             draw_roofline(outcome, plot)
 
 
+def require_peer(name: str | None) -> None:
+    """Raises ConfigError for one that is not known."""
+    if name not in (None, "diffusers"):
+        raise ConfigError(f"--peer {name!r} is not diffusers")
+
+
 def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
     """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
     from h3.attention import AttentionName
@@ -92,3 +101,33 @@ def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[Att
         tuple(Precision.parse(precision) for precision, _, _ in parted),
         tuple(AttentionName.parse(attention) if attention else AttentionName.AUTO for _, _, attention in parted),
     )
+
+
+@bench.command("decode")
+def decode_command(
+    model: Annotated[
+        Path | None, typer.Option(help="Root of a checkpoint (default: random weights of the published size).")
+    ] = None,
+    shape: Shapes = None,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
+    peer: Peer = None,
+    rounds: Rounds = 1,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time the video decoder, clip by clip and with the encoding beside it, and a peer's."""
+    with plain_errors():
+        from h3.bench.decode import Contest, measure
+        from h3.bench.decode_report import describe, print_outcome
+        from h3.bench.report import require_file, write
+        from h3.sequence import Geometry
+
+        require_peer(peer)
+        require_file(report, ".json", "--report")
+        on_gpus = pick_device(device).type == "cuda"
+        usual = [Geometry(864, 480, 141), Geometry(1344, 768, 124)] if on_gpus else [Geometry(96, 64, 39)]
+        contest = Contest(model, tuple(shape or usual), world_size, on_gpus, peer is not None, rounds)
+        results = measure(contest, lambda told: typer.echo(told, err=True))
+        print_outcome(results)
+        if report:
+            write(report, describe(contest, results))

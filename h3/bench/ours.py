@@ -34,6 +34,7 @@ class OurSteps(MGPURunner):
         source, digest = open_source(model)
         group = self.groups.transformer_group
         self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision, attention=attention)
+        self._refiner = self._denoiser.shelve_refiner(self.device)
         self._run: _Run | None = None
 
     @torch.inference_mode()
@@ -91,7 +92,9 @@ class OurSteps(MGPURunner):
         model = self._denoiser.model
         generator = torch.Generator().manual_seed(0)
         states = torch.randn(TEXT_TOKENS, model.config.text_dim, generator=generator).to(self.device)
+        self._refiner.bring()
         denoising = Denoising.begin(model, states, Layout(geometry, TEXT_TOKENS), make_schedule(_SCHEDULE))
+        self._refiner.put_away()
         noise = draw_noise(geometry, model.config.in_channels, model.config.audio_in_channels, seed=0)
         return _Run(denoising, noise.latents.to(self.device))
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from h3.bench.step import Field, Outcome, Result
-from h3.bench.work import Part
+from h3.bench.work import Part, show_tera
 from h3.errors import ConfigError
 from h3.machine import describe_machine
 
@@ -67,21 +67,27 @@ def _describe_result(result: Result, outcome: Outcome) -> dict[str, object]:
 
 def print_outcome(outcome: Outcome) -> None:
     """To stdout: who took how long, then where our time went."""
-    console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
+    console = open_console()
     console.print(_draw_steps(outcome))
     for result in outcome.results:
         if result.parts:
             console.print()
             console.print(_draw_parts(result))
     ceilings = outcome.ceilings
-    fp8 = f", {ceilings.fp8_per_s / 1e12:.0f} in FP8" if ceilings.fp8_per_s else ""
+    fp8 = f", {show_tera(ceilings.fp8_per_s)}FLOP/s in FP8" if ceilings.fp8_per_s else ""
     console.print(
-        f"\nfloors: a product at {ceilings.bf16_per_s / 1e12:.3g} TFLOP/s{fp8}, a copy at "
-        f"{ceilings.bytes_per_s / 1e12:.3g} TB/s, the best that this device did alone"
+        f"\nfloors: a product at {show_tera(ceilings.bf16_per_s)}FLOP/s{fp8}, a copy at "
+        f"{show_tera(ceilings.bytes_per_s)}B/s, the best that this device did in short bursts"
     )
 
 
-def _table(title: str, *headings: str) -> Table:
+def open_console() -> Console:
+    """For tables on stdout."""
+    return Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
+
+
+def draw_table(title: str, *headings: str) -> Table:
+    """An empty one; all but the first column, and the names of attention, are numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -96,7 +102,9 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _draw_steps(outcome: Outcome) -> Table:
-    table = _table("A denoise step", "", "attention", "step", "spread", "TFLOP/s", "best peer takes", "peak", "weights")
+    table = draw_table(
+        "A denoise step", "", "attention", "step", "spread", "TFLOP/s", "best peer takes", "peak", "weights"
+    )
     for geometry in outcome.operations:
         results = outcome.at(geometry)
         layout = results[0].layout
@@ -125,7 +133,7 @@ def _step_row(result: Result, operations: float, best_peer_s: float | None) -> I
 
 def _draw_parts(result: Result) -> Table:
     geometry = result.layout.geometry
-    table = _table(
+    table = draw_table(
         f"{result.name}, {geometry.width}x{geometry.height}, {geometry.frames} frames: the parts of a step on a rank",
         "",
         "time",

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from h3.bench.step import Outcome, PartTime, Result
-from h3.bench.work import Ceilings, Part
+from h3.bench.work import Ceilings, Part, show_tera
 
 _ROW_INCHES = (12.5, 4.4)
 _DOTS_PER_INCH = 120
@@ -47,7 +47,7 @@ def _draw_roofs(axes: Axes, ceilings: Ceilings) -> None:
     axes.plot([_LEAST, top / ceilings.bytes_per_s], [_LEAST * ceilings.bytes_per_s, top], color=_ROOF, linewidth=1.5)
     for name, rate in roofs.items():
         axes.plot([rate / ceilings.bytes_per_s, _MOST], [rate, rate], color=_ROOF, linewidth=1.5)
-        axes.annotate(f"{name}, {rate / 1e12:.3g} TFLOP/s", (_MOST, rate), ha="right", va="bottom", fontsize="small")
+        axes.annotate(f"{name}, {show_tera(rate)}FLOP/s", (_MOST, rate), ha="right", va="bottom", fontsize="small")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(_LEAST, _MOST)

@@ -121,7 +121,8 @@ class BenchFleet:
 def running(runner: type[MGPURunner], world_size: int, *, on_gpus: bool, **setup: Any) -> Iterator[BenchFleet]:
     """Start ranks and load. Raises ConfigError, RanksFailed and what loading raises."""
     backend: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
-    with MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu") as controller:
+    # On the GPUs of the other contenders, which wait meanwhile.
+    with MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu", allow_shared=True) as controller:
         with plain_rank_errors():
             controller.start(**setup)
         yield BenchFleet(controller)

@@ -81,6 +81,12 @@ def count_work(config: DenoiserConfig, layout: Layout, precision: Precision) -> 
     }
 
 
+def show_tera(rate: float) -> str:
+    """`788 T`, `0.403 T`."""
+    tera = rate / 1e12
+    return f"{tera:,.0f} T" if tera >= 100 else f"{tera:.3g} T"
+
+
 def floor_s(work: Work, operations_per_s: float, bytes_per_s: float) -> float:
     """The time that the part cannot be done in less than."""
     return max(work.operations / operations_per_s, work.bytes / bytes_per_s)

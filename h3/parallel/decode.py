@@ -2,7 +2,8 @@
 
 In rounds of as many clips as there are ranks, each rank decodes one window, and all windows go to rank 0, which alone
 cross-fades and hands out finished clips in playing order. Bit for bit what one rank makes. Rank 0 holds a round's
-windows at a time: 22 frames each, 55 MB at 864x480 in bf16.
+windows at a time: 22 frames each, 55 MB at 864x480 in bf16. A GPU has begun the next round when a clip is handed out,
+and decodes it while that clip is encoded.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,11 +33,19 @@ def decode_rounds(
     rank, world_size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
     joiner = ClipJoiner(latents, first)
     rounds = range(joiner.windows.start, joiner.windows.stop, world_size)
+
+    def begin(start: int) -> Tensor:
+        # A rank that the last round leaves without a clip takes part in the gather all the same.
+        is_wanted = start + rank < joiner.windows.stop
+        return decoder.window(latents, start + rank) if is_wanted else decoder.empty_window(latents)
+
+    begun: Tensor | None = None
     for start in rounds:
         if start > rounds.start and stop():
             return
-        wanted = range(start, min(start + world_size, joiner.windows.stop))
-        # A rank that the last round leaves without a clip takes part in the gather all the same.
-        window = decoder.window(latents, wanted[rank]) if rank < len(wanted) else decoder.empty_window(latents)
-        windows = [window] if group is None else gather_to_first(window, group)[: len(wanted)]
-        yield [to_pixels(clip) for window in windows for clip in joiner.add(window)]
+        window = begin(start) if begun is None else begun
+        windows = [window] if group is None else gather_to_first(window, group)[: joiner.windows.stop - start]
+        clips = [to_pixels(clip) for window in windows for clip in joiner.add(window)]
+        # On a CPU it would be done at once, and hold these clips back.
+        begun = begin(start + world_size) if window.is_cuda and start + world_size in rounds else None
+        yield clips

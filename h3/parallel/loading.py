@@ -17,8 +17,10 @@ from h3.parallel.agreement import RankFacts, confirm_agreement
 from h3.parallel.attention import SharedAttention, settle_attention
 from h3.parallel.mode import Mode, spread, trim_for
 from h3.parallel.products import settle_precision
+from h3.part_sizes import REFINER
 from h3.precision import Precision
 from h3.provenance import Provenance, describe_device
+from h3.shelf import Shelf
 
 
 class Source(Protocol):
@@ -54,6 +56,11 @@ class SpreadDenoiser:
     def weight_bytes(self) -> int:
         """That this rank holds."""
         return sum(tensor.nbytes for tensor in self.model.state_dict().values())
+
+    def shelve_refiner(self, device: torch.device) -> Shelf:
+        """Take what refines a request's text off the device, until it is brought: 1.5 GB, used once a request."""
+        names = (name for name, _ in self.model.named_parameters() if name.startswith(REFINER))
+        return Shelf(self.model, names, device)
 
     def provenance(self, device: torch.device, **beside: str) -> Provenance:
         """Of a render that it makes on this device."""

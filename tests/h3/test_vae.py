@@ -27,6 +27,7 @@ from h3.vae import (
 from h3.vae_config import AudioVaeConfig, OfficialSource, OfficialWrapper, VideoVaeConfig
 from h3.vae_files import KEPT_IN_FP32, check_audio_vae, check_video_vae, read_audio_vae, video_vae_files
 from h3.vae_shapes import audio_shapes, video_shapes
+from h3.vae_tiles import decode_tiles
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.bfloat16, torch.float32]
@@ -119,6 +120,31 @@ def test_clips_joined_equal_the_whole_decode(load_in, dtype, clips, shape):
     assert joined.dtype == whole.dtype == dtype
     assert (joined - whole).abs().max() <= (1e-5 if dtype == torch.float32 else 0)
     assert torch.equal(next(video.clips(latents)), to_pixels(streamed[0]))
+
+
+@pytest.mark.parametrize("most", [2, 4, 15])
+@torch.inference_mode()
+def test_tiles_decoded_together_are_those_decoded_alone(load_in, most):
+    vae = load_in(torch.float32)[1].module
+    tiles = list(torch.randn(9, 1, 24, 7, 16, 16, generator=torch.Generator().manual_seed(0)))
+    alone = [vae.decoder(vae.post_quant_conv(tile)) for tile in tiles]
+    together = decode_tiles(vae, tiles, most)
+    assert len(together) == len(alone)
+    for found, right in zip(together, alone, strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("shape", [(864, 480, 22), (128, 96, 22)], ids=str)
+@torch.inference_mode()
+def test_a_gpu_decodes_tiles_together_as_the_class_does_them_alone(tiny, shape):
+    stock = load_video_vae(tiny.video_vae, GPU)
+    video = load_video_decoder(tiny.video_vae, GPU)
+    latents = draw_latents(*shape).to(GPU)
+    found, right = video.window(latents, 0).float(), decode_whole(stock, latents).float()
+    assert (found - right).norm() < 1e-2 * right.norm()
+    assert torch.equal(video.window(latents, 0).float(), found)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
