@@ -7,7 +7,9 @@ and decodes it while that clip is encoded.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -34,18 +36,22 @@ def decode_rounds(
     joiner = ClipJoiner(latents, first)
     rounds = range(joiner.windows.start, joiner.windows.stop, world_size)
 
-    def begin(start: int) -> Tensor:
+    @torch.inference_mode()  # a thread's own
+    def decode(start: int) -> Tensor:
         # A rank that the last round leaves without a clip takes part in the gather all the same.
         is_wanted = start + rank < joiner.windows.stop
         return decoder.window(latents, start + rank) if is_wanted else decoder.empty_window(latents)
 
-    begun: Tensor | None = None
-    for start in rounds:
-        if start > rounds.start and stop():
-            return
-        window = begin(start) if begun is None else begun
-        windows = [window] if group is None else gather_to_first(window, group)[: joiner.windows.stop - start]
-        clips = [to_pixels(clip) for window in windows for clip in joiner.add(window)]
-        # On a CPU it would be done at once, and hold these clips back.
-        begun = begin(start + world_size) if window.is_cuda and start + world_size in rounds else None
-        yield clips
+    with ThreadPoolExecutor(1, thread_name_prefix="decode") as aside:
+        begun: Future[Tensor] | None = None
+        for start in rounds:
+            if start > rounds.start and stop():
+                return
+            window = decode(start) if begun is None else begun.result()
+            windows = [window] if group is None else gather_to_first(window, group)[: joiner.windows.stop - start]
+            clips = [to_pixels(clip) for window in windows for clip in joiner.add(window)]
+            # In a thread, for a GPU takes a thousand kernels at a time and lets whoever launches more wait. A CPU would
+            # only share its cores.
+            has_next = window.is_cuda and start + world_size in rounds
+            begun = aside.submit(decode, start + world_size) if has_next else None
+            yield clips

@@ -92,7 +92,8 @@ def draw_latents(width, height, frames):
 def decode_whole(vae, latents):
     """As the class does, without clips: [F, H, W, 3]."""
     mean, std = (
-        torch.tensor(values)[:, None, None, None] for values in (vae.config.latents_mean, vae.config.latents_std)
+        torch.tensor(values, device=latents.device)[:, None, None, None]
+        for values in (vae.config.latents_mean, vae.config.latents_std)
     )
     return vae.decode((latents * std + mean)[None]).sample[0].permute(1, 2, 3, 0)
 
