@@ -95,6 +95,15 @@ class Geometry:
             raise ConfigError(f"{self.frames} frames: must be {CLIP_FRAMES}n + {TAIL_FRAMES}, n >= 1")
 
     @classmethod
+    def parse(cls, text: str) -> Self:
+        """Of WIDTHxHEIGHTxFRAMES. Raises ConfigError."""
+        try:
+            width, height, frames = map(int, text.split("x"))
+        except ValueError as exc:
+            raise ConfigError(f"{text!r} is not WIDTHxHEIGHTxFRAMES, as in 864x480x141") from exc
+        return cls(width, height, frames)
+
+    @classmethod
     def of_latents(cls, frames: int, height: int, width: int) -> Self:
         """The video of so many latent frames of that size. Raises ConfigError if there is none."""
         clips, rest = divmod(frames - 2, CLIP_LATENTS)

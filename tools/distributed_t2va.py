@@ -29,7 +29,6 @@ with uncollected_imports():
     from h3.parallel.mode import Mode
     from h3.precision import Precision
     from h3.sequence import Geometry
-    from h3.shapes import Shapes
     from h3.untrained import H3, Untrained, with_curve
     from tools.launch.arguments import (
         SEED,
@@ -38,6 +37,7 @@ with uncollected_imports():
         TEXT_TOKENS,
         Backend,
         Benchmark,
+        Shapes,
         World,
     )
     from tools.launch.benchmark_file import Report, keep_run, parse_run, read_runs, require_writable, write_json

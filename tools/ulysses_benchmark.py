@@ -23,8 +23,7 @@ from h3.cli import plain_errors
 from h3.machine import describe_machine
 from h3.partition import split_evenly
 from h3.sequence import Geometry, Layout
-from h3.shapes import Shapes
-from tools.launch.arguments import SHAPE, TEXT_TOKENS, Backend, Benchmark, World
+from tools.launch.arguments import SHAPE, TEXT_TOKENS, Backend, Benchmark, Shapes, World
 from tools.launch.benchmark_file import VERSION, read_results, require_writable, write_json
 from tools.launch.nccl_log import logging_nccl
 from tools.launch.transport_runner import HEAD_DIM, HEADS, WIDTH, Measured, Timed, TransportRunner

@@ -7,13 +7,15 @@ import typer
 
 from h3.cli import Device, choose, pick_device, plain_errors
 from h3.errors import ConfigError
-from h3.shapes import Shapes
 
 if TYPE_CHECKING:
     from h3.attention import AttentionName
     from h3.precision import Precision
+    from h3.sequence import Geometry
 
 app = typer.Typer()
+LARGE = ["864x480x141", "1344x768x124"]
+
 bench = typer.Typer(no_args_is_help=True, help="Measure what a render is made of on this machine.")
 app.add_typer(bench, name="bench")
 
@@ -23,6 +25,12 @@ Model = Annotated[
 ]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Random weights of toy size: quick anywhere.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Blocks of the random weights (default: all).")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="WxHxF", help="Pixels, multiples of 32, and frames, 17n + 5, as 864x480x141; again for more."
+    ),
+]
 Peer = Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")]
 Report = Annotated[Path | None, typer.Option(help="A .json file to keep everything in.")]
@@ -53,7 +61,6 @@ def step_command(
         from h3.bench.report import describe, print_outcome, require_file, write
         from h3.bench.step import Field, Plan, measure
         from h3.parallel.mode import Mode
-        from h3.sequence import Geometry
 
         require_peer(peer)
         require_file(report, ".json", "--report")
@@ -76,13 +83,20 @@ def step_command(
             with_diffusers=peer is not None,
             compiles=compiled and on_gpus,
         )
-        usual = [Geometry(864, 480, 141), Geometry(1344, 768, 124)] if on_gpus else [Geometry(256, 160, 39)]
-        outcome = measure(contest, Plan(tuple(shape or usual), steps, rounds), lambda told: typer.echo(told, err=True))
+        shapes = read_shapes(shape or (LARGE if on_gpus else ["256x160x39"]))
+        outcome = measure(contest, Plan(shapes, steps, rounds), lambda told: typer.echo(told, err=True))
         print_outcome(outcome)
         if report:
             write(report, describe(contest, outcome))
         if plot:
             draw_roofline(outcome, plot)
+
+
+def read_shapes(texts: list[str]) -> "tuple[Geometry, ...]":
+    """Raises ConfigError."""
+    from h3.sequence import Geometry
+
+    return tuple(Geometry.parse(text) for text in texts)
 
 
 def require_peer(name: str | None) -> None:
@@ -120,14 +134,42 @@ def decode_command(
         from h3.bench.decode import Contest, measure
         from h3.bench.decode_report import describe, print_outcome
         from h3.bench.report import require_file, write
-        from h3.sequence import Geometry
 
         require_peer(peer)
         require_file(report, ".json", "--report")
         on_gpus = pick_device(device).type == "cuda"
-        usual = [Geometry(864, 480, 141), Geometry(1344, 768, 124)] if on_gpus else [Geometry(96, 64, 39)]
-        contest = Contest(model, tuple(shape or usual), world_size, on_gpus, peer is not None, rounds)
+        shapes = read_shapes(shape or (LARGE if on_gpus else ["96x64x39"]))
+        contest = Contest(model, shapes, world_size, on_gpus, peer is not None, rounds)
         results = measure(contest, lambda told: typer.echo(told, err=True))
         print_outcome(results)
+        if report:
+            write(report, describe(contest, results))
+
+
+@bench.command("quality")
+def quality_command(
+    model: Model = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    shape: Annotated[str, typer.Option(metavar="WxHxF", help="Pixels and frames.")] = "480x288x56",
+    steps: Annotated[int, typer.Option(min=2, max=1000, help="Model evaluations.")] = 12,
+    precision: Annotated[list[str] | None, typer.Option(help="bf16, nvfp4 or fp8; again for more.")] = None,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Compare precisions and attention backends: their latents' distance from the model in fp32, and their times."""
+    with plain_errors():
+        from h3.bench.model import choose_model
+        from h3.bench.quality import Contest, describe, measure, print_outcome
+        from h3.bench.report import require_file, write
+        from h3.precision import Precision
+        from h3.sequence import Geometry
+
+        require_file(report, ".json", "--report")
+        source, _ = choose_model(model, tiny=tiny, layers=layers)
+        precisions = tuple(Precision.parse(each) for each in precision or ["bf16"])
+        contest = Contest(source, Geometry.parse(shape), steps, precisions, pick_device(device).type == "cuda")
+        results = measure(contest, lambda told: typer.echo(told, err=True))
+        print_outcome(contest, results)
         if report:
             write(report, describe(contest, results))

@@ -1,4 +1,4 @@
-"""What the launch tools are told: how many ranks, how attention is computed, where results are kept.
+"""What the launch tools are told: how many ranks, how attention is computed, which shapes, where results are kept.
 
 And the render that they, and the gates, make where nobody says another.
 """
@@ -10,6 +10,7 @@ import torch
 import typer
 
 from h3.attention import AttentionName
+from h3.errors import ConfigError
 from h3.sequence import Geometry
 
 CPU_WORLD_SIZE = 2
@@ -35,6 +36,14 @@ def parse_world(text: str | int) -> int:
     return world
 
 
+def parse_shape(text: str) -> Geometry:
+    """WIDTHxHEIGHTxFRAMES. Raises BadParameter."""
+    try:
+        return Geometry.parse(text)
+    except ConfigError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
 World = Annotated[
     int,
     typer.Argument(
@@ -47,6 +56,15 @@ World = Annotated[
     ),
 ]
 Backend = Annotated[AttentionName, typer.Argument(help="How attention is computed.")]
+Shapes = Annotated[
+    list[Geometry] | None,
+    typer.Option(
+        "--shape",
+        parser=parse_shape,
+        metavar="WxHxF",
+        help="Pixels, multiples of 32, and frames, 17n + 5; may be given again.",
+    ),
+]
 Benchmark = Annotated[
     Path | None, typer.Option(envvar="H3_DISTRIBUTED_BENCHMARK", help="A JSON file to keep the results in.")
 ]
