@@ -16,6 +16,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
+from h3.bench.nccl_log import logging_nccl
 from h3.cli import pick_device, plain_errors
 from h3.denoise_fleet import DenoiseRequest, DenoiseRunner, Outcome, Ranks, running_ranks
 from h3.errors import ConfigError
@@ -31,7 +32,6 @@ from h3.untrained import H3, Untrained, with_curve
 from tools.gates import Gates, judge, relative
 from tools.launch.arguments import SEED, SHAPE, STEPS, TEXT_TOKENS
 from tools.launch.mutants import DropsBias, SwapsHeads
-from tools.launch.nccl_log import logging_nccl
 from tools.launch.text_states import write_random_states
 
 SMALL = Geometry(256, 160, 39)

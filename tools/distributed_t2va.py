@@ -20,6 +20,7 @@ from worker.collector import uncollected_imports
 
 with uncollected_imports():
     from h3.attention import AttentionName
+    from h3.bench.nccl_log import logging_nccl
     from h3.cli import pick_device, plain_errors
     from h3.denoise_fleet import DenoiseRequest, Outcome, Ranks, StepTaken, check, open_source, running_ranks
     from h3.errors import ConfigError
@@ -41,7 +42,6 @@ with uncollected_imports():
         World,
     )
     from tools.launch.benchmark_file import Report, keep_run, parse_run, read_runs, require_writable, write_json
-    from tools.launch.nccl_log import logging_nccl
     from tools.launch.text_states import find_text_files, write_prompt_states, write_random_states
 
 OUTPUT = Path("build/distributed")

@@ -173,3 +173,41 @@ def quality_command(
         print_outcome(contest, results)
         if report:
             write(report, describe(contest, results))
+
+
+@bench.command("transport")
+def transport_command(
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 2,
+    attention: Annotated[str, typer.Option(help="auto, or the name of one, to time between the exchanges.")] = "auto",
+    shape: Shapes = None,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time what ranks exchange in a block, without weights, and see that every bit arrives: else the exit code is 1."""
+    with plain_errors():
+        from h3.attention import AttentionName, require_installed
+        from h3.bench.nccl_log import logging_nccl
+        from h3.bench.report import require_file, write
+        from h3.bench.transport import SHAPES, SHAPES_ON_CPU, describe, measure, print_table
+        from h3.bench.transport_ranks import HEADS
+        from h3.bench.turns import TEXT_TOKENS
+        from h3.denoise_fleet import plain_rank_errors
+        from h3.machine import describe_machine
+        from h3.partition import split_evenly
+        from h3.sequence import Layout
+
+        require_file(report, ".json", "--report")
+        on_gpus = pick_device(device).type == "cuda"
+        name = choose(AttentionName, attention, "--attention")
+        require_installed(name, on_gpus=on_gpus)
+        split_evenly(HEADS, world_size, what="attention heads")
+        shapes = read_shapes(shape) if shape else tuple(SHAPES if on_gpus else SHAPES_ON_CPU)
+        layouts = [Layout(each, TEXT_TOKENS) for each in shapes]
+        with logging_nccl() as read_transports, plain_rank_errors():
+            found = measure(world_size, name, layouts, on_gpus=on_gpus, tell=lambda told: typer.echo(told, err=True))
+            exchanges = list(found)
+            machine = {**describe_machine(on_gpus=on_gpus), "nccl_transport": read_transports()}
+        print_table(exchanges)
+        if report:
+            write(report, describe(exchanges, machine))
+    raise typer.Exit(0 if all(exchange.is_identity for exchange in exchanges) else 1)

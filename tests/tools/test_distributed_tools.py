@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from h3 import machine
+from h3.bench.nccl_log import find_transports, logging_nccl
 from h3.conditioning import load_conditioning
 from h3.errors import CheckpointError, ConfigError
 from h3.latents_file import read_latents
@@ -23,7 +24,6 @@ from h3.tiny import write_tiny
 from tools import distributed_gates, distributed_t2va, ulysses_benchmark
 from tools.launch.arguments import parse_world
 from tools.launch.benchmark_file import VERSION, keep_run, put, read_results, read_runs
-from tools.launch.nccl_log import find_transports, logging_nccl
 from tools.launch.text_states import find_text_files
 
 pytestmark = pytest.mark.timeout(240)  # several commands, one after the other
