@@ -1,8 +1,8 @@
 """Attention backends by name: what each runs, what it takes, and which one a wish comes to. Forward only, no dropout.
 
 Each attends over q, k and v as the projection leaves them, in one tensor, without copies. `auto` is `fa3` where that
-runs and is right, else `sdpa`: the fastest of torch's own on this device at this size. `sage` rounds q and k to 8 bits,
-so it runs only where it is asked for by name.
+runs and is right, else `sdpa`: the fastest of torch's own on this device at this size. `fa3-fp8` rounds q, k and v to 8
+bits, `sage` q and k: these run only where they are asked for by name.
 
 On Hopper cuDNN loses a tenth of its rate where the number of keys is no multiple of 128 (17,780 tokens on an H200: 15.2
 ms, and 13.6 for 17,664 of the keys); that of the queries does not matter. So it gets as many keys as are a multiple,
@@ -31,6 +31,7 @@ class AttentionName(StrEnum):
     FLASH = "flash"
     EFFICIENT = "efficient"
     FA3 = "fa3"  # FlashAttention-3; Hopper only
+    FA3_FP8 = "fa3-fp8"  # the same with q, k, v and the weights in 8 bits, so less exact
     SAGE = "sage"  # SageAttention 1: q and k in 8 bits, so less exact
 
     @classmethod
@@ -44,8 +45,14 @@ class AttentionName(StrEnum):
 
 TORCH = (AttentionName.CUDNN, AttentionName.FLASH, AttentionName.EFFICIENT)
 LOSSLESS = (AttentionName.FA3, *TORCH)
-BACKENDS = (*LOSSLESS, AttentionName.SAGE)  # what runs on a GPU only; `sdpa` runs everywhere
-MODULES = {AttentionName.FA3: "fa3_fwd_interface", AttentionName.SAGE: "sageattention"}  # each is an extra of ours
+ROUNDED = (AttentionName.FA3_FP8, AttentionName.SAGE)
+BACKENDS = (*LOSSLESS, *ROUNDED)  # what runs on a GPU only; `sdpa` runs everywhere
+MODULES = {
+    AttentionName.FA3: "fa3_fwd_interface",
+    AttentionName.FA3_FP8: "fa3_fwd_interface",
+    AttentionName.SAGE: "sageattention",
+}
+EXTRAS = {AttentionName.FA3_FP8: AttentionName.FA3}  # of ours, that are not named as what they bring
 ALIGNED_KEYS = 128  # of cuDNN's tiles
 # With fewer keys the second call and the merge cost what the aligned keys win: 15.6 for 15.2 ms at 17,780 tokens, and
 # 0.12 s of a step of 5.9 won at 38,010 (H200).
@@ -124,6 +131,17 @@ def _fa3(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (out[0] if isinstance(out, tuple) else out)[0]
 
 
+def _fa3_fp8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    from fa3_fwd_interface import flash_attn_func
+
+    from h3.kernels.heads import round_heads  # here, for Triton comes with CUDA builds of torch alone
+
+    (q8, q_scale), (k8, k_scale), (v8, v_scale) = (round_heads(part) for part in (q, k, v))
+    scales = {"q_descale": q_scale[None], "k_descale": k_scale[None], "v_descale": v_scale[None]}
+    out = flash_attn_func(q8[None], k8[None], v8[None], **scales)  # bf16
+    return (out[0] if isinstance(out, tuple) else out)[0].to(q.dtype)
+
+
 def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from sageattention.core import sageattn
 
@@ -135,6 +153,7 @@ _RUNS: Mapping[AttentionName, Heads] = {
     AttentionName.FLASH: _flash,
     AttentionName.EFFICIENT: _efficient,
     AttentionName.FA3: _fa3,
+    AttentionName.FA3_FP8: _fa3_fp8,
     AttentionName.SAGE: _sage,
 }
 # Reckon offsets of q and k in 32 bits, too. (Sage by its source; efficient is not known to do without.)
@@ -176,7 +195,7 @@ def is_installed(backend: AttentionName) -> bool:
 
 def explain_absence(backend: AttentionName) -> str:
     """Of one that is not installed, with the remedy."""
-    return f"{MODULES[backend]} is not installed: pip install 'h3render[{backend}]'"
+    return f"{MODULES[backend]} is not installed: pip install 'h3render[{EXTRAS.get(backend, backend)}]'"
 
 
 def find_installed(*, on_gpus: bool) -> tuple[AttentionName, ...]:

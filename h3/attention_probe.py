@@ -16,7 +16,8 @@ from h3.native import find_obstacle
 
 # Relative L2 distance from the same attention in fp32, at most. bf16 rounds the weights and the result, some 3e-3.
 TOLERANCE = 1e-2
-SAGE_TOLERANCE = 5e-2  # its q and k have 8 bits
+# Of those that round more. The roundings of `fa3-fp8` alone are off by 6.2e-2 at 129 tokens and by 6.4e-2 at 421.
+LOOSE = {AttentionName.FA3_FP8: 1e-1, AttentionName.SAGE: 5e-2}
 PROBE_TOKENS, PROBE_HEADS = (3 * 128 + 37, 128 + 1), 3  # ragged: no backend's tiles fit
 _SCALE = 1.25  # of q and k: scores as spread as a model's, so that a wrong row or head shows
 _REPEATS = 3
@@ -51,10 +52,11 @@ def find_attention_obstacle(
         return "it takes a CUDA GPU"
     if not is_installed(backend):
         return explain_absence(backend)
-    tolerance = SAGE_TOLERANCE if backend is AttentionName.SAGE else TOLERANCE
     shape = HeadShape(PROBE_HEADS, head_dim, dtype)
     return find_obstacle(
-        lambda device: max(distance(backend, shape, tokens, device) for tokens in PROBE_TOKENS), device, tolerance
+        lambda device: max(distance(backend, shape, tokens, device) for tokens in PROBE_TOKENS),
+        device,
+        LOOSE.get(backend, TOLERANCE),
     )
 
 

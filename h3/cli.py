@@ -148,7 +148,7 @@ def denoise_command(
     mode: Annotated[str, typer.Option(help="How ranks share the render: ulysses or tensor.")] = "ulysses",
     world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, nvfp4 or fp8 (default: as stored).")] = None,
-    attention: Annotated[str, typer.Option(help="auto, sdpa, cudnn, flash, efficient, fa3 or sage.")] = "auto",
+    attention: Annotated[str, typer.Option(help="auto, sdpa, cudnn, flash, efficient, fa3, fa3-fp8 or sage.")] = "auto",
     device: Device = None,
 ) -> None:
     """Denoise from files to files, without a queue."""

@@ -8,7 +8,9 @@ Source: row-wise scaled matrix products, as in torch's scaled_mm.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +20,44 @@ from h3.native import find_obstacle
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # what is below has no finite reciprocal
 _TOLERANCE = 1e-2  # of the probe, relative L2; a wrong layout is off by about 1
 _MULTIPLE = 16  # both sides of a weight, for a native product
 
 log = logging.getLogger(__name__)
 
 
-def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [M, K] as e4m3 [M, K] times scales [M, 1] fp32. A row of zeros has scale 1."""
-    scale = x.abs().amax(dim=1, keepdim=True).float() / LARGEST
-    scale = torch.where(scale > 0, scale, 1.0)
-    return (x.float() / scale).to(FP8), scale
+class RoundedRows(NamedTuple):
+    """Rows as e4m3, times a scale of each."""
+
+    values: Tensor  # [M, K] e4m3
+    scale: Tensor  # [M, 1] fp32
+
+    def widen(self) -> Tensor:
+        """fp32."""
+        return self.values.float() * self.scale
+
+
+Rows = Tensor | RoundedRows
+"""What a linear layer of a block may be given."""
+
+
+def round_rows(x: Tensor) -> RoundedRows:
+    """Of [M, K], whose rows may lie apart. The twin of `h3.kernels.rounding.round_rows`, bit for bit."""
+    return RoundedRows(*_round(x, x.abs().amax(dim=1, keepdim=True)))
+
+
+def round_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, H, D] as e4m3 [T, H, D], contiguous, times a scale [H] fp32 of each head. Likewise a twin, bit for bit."""
+    values, scale = _round(x, x.abs().amax(dim=(0, 2), keepdim=True))
+    return values.contiguous(), scale.flatten()
+
+
+def _round(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """As e4m3 times a scale, given the largest absolute value of whatever shares one. Zeros have the smallest scale."""
+    scale = (largest.float() * (1 / LARGEST)).clamp(min=SMALLEST_SCALE)
+    # By the reciprocal: to divide each value would take a kernel longer than to move it.
+    return (x.float() * scale.reciprocal()).to(FP8), scale
 
 
 class FP8Linear(nn.Module):
@@ -41,24 +70,28 @@ class FP8Linear(nn.Module):
         """weight [N, K] bf16"""
         super().__init__()
         values, scale = round_rows(weight)
+        self.dtype = weight.dtype  # of the model
         self.is_native = False  # whether to multiply in FP8; decided at start, for all ranks alike
+        self.round_rows: Callable[[Tensor], RoundedRows] = round_rows  # or its twin on the GPU; likewise
         self.register_buffer("weight", values)
         self.register_buffer("weight_scale", scale)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] bf16. Returns [..., N]."""
-        values, scale = round_rows(x.flatten(0, -2))
-        if self._multiplies_in_fp8(x):
-            out = multiply_fp8(values, scale, self.weight, self.weight_scale)
-        else:
-            out = (F.linear(values.to(x.dtype), self.weight.to(x.dtype)).float() * scale * self.weight_scale.T).to(
-                x.dtype
-            )
-        return out.view(*x.shape[:-1], -1)
+    def forward(self, x: Rows) -> Tensor:
+        """x [..., K] bf16, or rows that are rounded already. Returns [..., N]."""
+        if isinstance(x, RoundedRows):
+            return self._multiply(x)
+        return self._multiply(self.round_rows(x.flatten(0, -2))).view(*x.shape[:-1], -1)
 
-    def _multiplies_in_fp8(self, x: Tensor) -> bool:
+    def _multiply(self, x: RoundedRows) -> Tensor:
+        """[M, K] to [M, N]."""
+        if self._multiplies_in_fp8():
+            return multiply_fp8(*x, self.weight, self.weight_scale)
+        out = F.linear(x.values.to(self.dtype), self.weight.to(self.dtype)).float()
+        return (out * x.scale * self.weight_scale.T).to(self.dtype)
+
+    def _multiplies_in_fp8(self) -> bool:
         fits = all(size % _MULTIPLE == 0 for size in self.weight.shape)
-        return self.is_native and fits and x.dtype == torch.bfloat16
+        return self.is_native and fits and self.dtype == torch.bfloat16
 
 
 def multiply_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
@@ -86,7 +119,7 @@ def _error(device: torch.device) -> float:
     sizes = torch.randint(-3, 4, (208 + 384, 1), generator=generator).exp2()
     x, weight = (torch.randn(208 + 384, 512, generator=generator) * sizes).to(device).split([208, 384])
     left, right = round_rows(x), round_rows(weight)
-    expected = (left[0].float() * left[1]) @ (right[0].float() * right[1]).T
+    expected = left.widen() @ right.widen().T
     return float((multiply_fp8(*left, *right) - expected).norm() / expected.norm())
 
 

@@ -1,7 +1,7 @@
 """Blocks whose pointwise work is fused: applied to a denoiser from outside, before it is spread over ranks.
 
-A block of the eager model passes some thirty times over its rows between its products; this one five times. Products
-and attention stay as they are.
+A block of the eager model passes some thirty times over its rows between its products; this one five times. Where its
+layers multiply in FP8, these passes round to e4m3 what a layer reads. Products and attention stay as they are.
 """
 
 import logging
@@ -10,11 +10,12 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from h3 import pointwise
+from h3 import pointwise, rounding
 from h3.collectives import all_agree
 from h3.config import BLOCK_MODULATIONS, MODALITIES
+from h3.fp8 import FP8Linear, RoundedRows, Rows, round_rows
 from h3.model import Attention, Block, Denoiser, Mlp, Rope
 from h3.native import find_obstacle
 from h3.pointwise import Modulated, find_places
@@ -24,16 +25,17 @@ from h3.sequence import Clock, Modality, Span
 SHIFT, SCALE, GATE, MLP_SHIFT, MLP_SCALE, MLP_GATE = range(BLOCK_MODULATIONS)
 EAGER, FUSED = "eager", "fused"  # as a render's provenance calls it
 TOLERANCE = 1e-3  # of the probe, relative L2: a rounding to bf16 here and there; a wrong row is off by about 1
+ROUNDING_TOLERANCE = 1e-2  # likewise, to e4m3
 
 log = logging.getLogger(__name__)
 
 
 class Pointwise(Protocol):
-    """`h3.pointwise`, or its twin on the GPU."""
+    """`h3.pointwise`, or `h3.rounding`, which gives a layer rounded rows; or the twin of either on the GPU."""
 
     def norm_modulate(
         self, x: Tensor, weight: Tensor, eps: float, modulated: Modulated, shift: int, scale: int
-    ) -> Tensor: ...
+    ) -> Rows: ...
 
     def add_norm_modulate(
         self,
@@ -45,31 +47,60 @@ class Pointwise(Protocol):
         modulated: Modulated,
         shift: int,
         scale: int,
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Rows]: ...
 
     def add_gated(self, x: Tensor, hidden: Tensor, gate: int, modulated: Modulated) -> Tensor: ...
 
     def norm_rotate(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, rope: Rope) -> Tensor: ...
 
-    def swiglu(self, hidden: Tensor) -> Tensor: ...
+    def swiglu(self, hidden: Tensor) -> Rows: ...
+
+
+class Rounding(Pointwise, Protocol):
+    """What rounds rows, those of any layer too."""
+
+    def round_rows(self, x: Tensor) -> RoundedRows: ...
 
 
 def settle_pointwise(model: Denoiser, device: torch.device, group: dist.ProcessGroup) -> str:
-    """Fuse the blocks if the kernels run rightly on every rank's device. Collective; which of the two it is."""
+    """Fuse the blocks if the kernels run rightly on every rank's device. Collective; which of the two it is.
+
+    After it is settled whether products are native: where they are, kernels round what layers read.
+    """
     if not all_agree(model.dtype == torch.bfloat16 and probe_kernels(device), group, device):
         return EAGER
-    fuse(model, _kernels())
+    rounds = _is_native(model) and all_agree(probe_rounding(device), group, device)
+    fuse(model, _kernels(), _rounding_kernels() if rounds else None)
     return FUSED
 
 
-def fuse(model: Denoiser, compute: Pointwise = pointwise) -> None:
-    """Let the blocks compute their pointwise work so. The refiner, which runs once, stays as it is."""
+def fuse(model: Denoiser, compute: Pointwise = pointwise, rounds: Rounding | None = None) -> None:
+    """Let the blocks compute their pointwise work so. The refiner, which runs once, stays as it is.
+
+    rounds  what blocks of FP8 layers compute with instead, and what such layers round by
+    """
     places = PlacesOfSpans()
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.attn._project = partial(_project, block.attn, compute)  # type: ignore[method-assign]  # from outside
-        block.mlp.forward = partial(_feed_forward, block.mlp, compute)  # type: ignore[method-assign]
-        block.forward = partial(_run_block, block, compute, places)  # type: ignore[method-assign]
+        how = rounds if rounds is not None and _takes_rounded_rows(block) else compute
+        block.attn._project = partial(_project, block.attn, how)  # type: ignore[method-assign]  # from outside
+        block.mlp.forward = partial(_feed_forward, block.mlp, how)  # type: ignore[method-assign]
+        block.forward = partial(_run_block, block, how, places)  # type: ignore[method-assign]
+    if rounds is not None:
+        for layer in _fp8_layers(model.blocks):
+            layer.round_rows = rounds.round_rows
+
+
+def _takes_rounded_rows(block: Block) -> bool:
+    return all(isinstance(layer, FP8Linear) for layer in (block.attn.qkv_proj, block.mlp.fc1, block.mlp.fc2))
+
+
+def _is_native(model: Denoiser) -> bool:
+    return any(layer.is_native for layer in _fp8_layers(model.blocks))
+
+
+def _fp8_layers(blocks: nn.Module) -> list[FP8Linear]:
+    return [module for module in blocks.modules() if isinstance(module, FP8Linear)]
 
 
 class PlacesOfSpans:
@@ -102,17 +133,17 @@ def _run_block(
     return compute.add_gated(x, block.mlp(normed), MLP_GATE, modulated)
 
 
-def _project(attention: Attention, compute: Pointwise, x: Tensor, rope: Rope | None) -> Tensor:
+def _project(attention: Attention, compute: Pointwise, x: Rows, rope: Rope | None) -> Tensor:
     assert rope is not None, "blocks have positions"
     qkv = attention.qkv_proj(x).unflatten(-1, (3, attention.heads, attention.head_dim))
     return compute.norm_rotate(qkv, attention.q_norm.weight, attention.k_norm.weight, _eps(attention.q_norm), rope)
 
 
-def _feed_forward(mlp: Mlp, compute: Pointwise, x: Tensor) -> Tensor:
+def _feed_forward(mlp: Mlp, compute: Pointwise, x: Rows) -> Tensor:
     return mlp.fc2(compute.swiglu(mlp.fc1(x)))
 
 
-def _eps(norm: torch.nn.RMSNorm) -> float:
+def _eps(norm: nn.RMSNorm) -> float:
     assert norm.eps is not None
     return norm.eps
 
@@ -123,23 +154,48 @@ def _kernels() -> Pointwise:
     return kernels
 
 
+def _rounding_kernels() -> Rounding:
+    from h3.kernels import rounding as kernels
+
+    return kernels
+
+
 @cache
 def probe_kernels(device: torch.device) -> bool:
     """Whether the kernels run on this device and agree with their twins: tried once a process."""
     if device.type != "cuda":
         return False
-    obstacle = find_obstacle(_error, device, TOLERANCE)
+    obstacle = find_obstacle(lambda device: _error(_kernels(), pointwise, device), device, TOLERANCE)
     if obstacle is not None:
         log.warning("pointwise work is not fused on %s, which makes a step slower: %s", device, obstacle)
     return obstacle is None
 
 
-def _error(device: torch.device) -> float:
+@cache
+def probe_rounding(device: torch.device) -> bool:
+    """The same of those that round rows."""
+    if device.type != "cuda":
+        return False
+    obstacle = find_obstacle(_rounding_error, device, ROUNDING_TOLERANCE)
+    if obstacle is not None:
+        log.warning("no kernel rounds to FP8 on %s, which makes a step slower: %s", device, obstacle)
+    return obstacle is None
+
+
+def _rounding_error(device: torch.device) -> float:
+    kernels = _rounding_kernels()
+    rows = torch.randn(37, 2 * 96 * 7, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    rows[5] = 0
+    part = rows[:, : 96 * 7]  # as SwiGLU leaves it
+    return max(_distance(kernels.round_rows(part), round_rows(part)), _error(kernels, rounding, device))
+
+
+def _error(kernels: Pointwise, twins: Pointwise, device: torch.device) -> float:
     """The largest relative L2 distance of a kernel from its twin, over sizes that are no powers of two."""
-    return max(_errors(_kernels(), device, generator=torch.Generator().manual_seed(0)))
+    return max(_errors(kernels, twins, device, generator=torch.Generator().manual_seed(0)))
 
 
-def _errors(kernels: Pointwise, device: torch.device, generator: torch.Generator) -> list[float]:
+def _errors(kernels: Pointwise, twins: Pointwise, device: torch.device, generator: torch.Generator) -> list[float]:
     rows, width, heads, head_dim, half = 37, 96 * 7, 7, 48, 16
 
     def draw(*shape: int) -> Tensor:
@@ -157,7 +213,7 @@ def _errors(kernels: Pointwise, device: torch.device, generator: torch.Generator
         draw(rows, 2 * width),
     )
 
-    def compute(how: Pointwise) -> list[Tensor]:
+    def compute(how: Pointwise) -> list[Rows]:
         return [
             how.norm_modulate(x, weight, 1e-5, modulated, SHIFT, SCALE),
             *how.add_norm_modulate(x, hidden.clone(), GATE, weight, 1e-5, modulated, MLP_SHIFT, MLP_SCALE),
@@ -166,5 +222,13 @@ def _errors(kernels: Pointwise, device: torch.device, generator: torch.Generator
             how.swiglu(wide.clone()),
         ]
 
-    pairs = zip(compute(kernels), compute(pointwise), strict=True)
-    return [float((got.float() - right.float()).norm() / right.float().norm()) for got, right in pairs]
+    return [_distance(got, right) for got, right in zip(compute(kernels), compute(twins), strict=True)]
+
+
+def _distance(got: Rows, right: Rows) -> float:
+    expected = _widen(right)
+    return float((_widen(got) - expected).norm() / expected.norm())
+
+
+def _widen(rows: Rows) -> Tensor:
+    return rows.widen() if isinstance(rows, RoundedRows) else rows.float()

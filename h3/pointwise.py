@@ -39,8 +39,13 @@ def find_places(spans: list[Span], device: torch.device) -> Tensor:
 
 def norm_modulate(x: Tensor, weight: Tensor, eps: float, modulated: Modulated, shift: int, scale: int) -> Tensor:
     """RMSNorm, then * (1 + scale) + shift, by row. [T, C]"""
+    return norm_modulate_fp32(x, weight, eps, modulated, shift, scale).to(x.dtype)
+
+
+def norm_modulate_fp32(x: Tensor, weight: Tensor, eps: float, modulated: Modulated, shift: int, scale: int) -> Tensor:
+    """The same before it is rounded."""
     normed = F.rms_norm(x.float(), x.shape[1:], weight.float(), eps)
-    return (normed * (1 + modulated.vectors(scale)) + modulated.vectors(shift)).to(x.dtype)
+    return normed * (1 + modulated.vectors(scale)) + modulated.vectors(shift)
 
 
 def add_gated(x: Tensor, hidden: Tensor, gate: int, modulated: Modulated) -> Tensor:
@@ -69,5 +74,10 @@ def norm_rotate(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, rop
 
 def swiglu(hidden: Tensor) -> Tensor:
     """silu(gate) * value of [T, 2F], gate first, in the memory of the gate: [T, F], not contiguous."""
+    return hidden.chunk(2, dim=-1)[0].copy_(swiglu_fp32(hidden))
+
+
+def swiglu_fp32(hidden: Tensor) -> Tensor:
+    """The same before it is rounded, in memory of its own."""
     gate, value = hidden.chunk(2, dim=-1)
-    return gate.copy_((F.silu(gate.float()) * value.float()).to(hidden.dtype))
+    return F.silu(gate.float()) * value.float()

@@ -137,6 +137,7 @@ class Attention(StrEnum):
     FLASH = "flash"
     EFFICIENT = "efficient"
     FA3 = "fa3"  # FlashAttention-3
+    FA3_FP8 = "fa3-fp8"  # the same in 8 bits: less exact
     SAGE = "sage"  # in 8 bits: less exact
 
 

@@ -8,17 +8,19 @@ tensor parallelism sums in another order. In bf16 that order moves roundings, wh
 import copy
 from dataclasses import replace
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from h3 import fused, pointwise, rounding
 from h3.checkpoint import Trim, keep_all
 from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
 from h3.denoise import Denoising
 from h3.errors import PartitionError, RanksDisagree
-from h3.fp8 import FP8Linear
-from h3.fused import EAGER, fuse
+from h3.fp8 import FP8Linear, round_rows, use_fp8
+from h3.fused import EAGER, FUSED, fuse
 from h3.model import Attention, Denoiser, Mlp, Modulation, Velocity, attend_all_heads
 from h3.nvfp4 import NVFP4Linear
 from h3.parallel import products
@@ -133,12 +135,12 @@ def check_reduction(group):
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     rows = split_evenly(17, world_size, what="rows")
     summands = torch.randn(world_size, 17, 40, generator=torch.Generator().manual_seed(5)).to(device_of(group))
-    for dtype, rounding in ((torch.float32, 2**-22), (torch.bfloat16, 2**-8)):
+    for dtype, unit in ((torch.float32, 2**-22), (torch.bfloat16, 2**-8)):
         given = summands.to(dtype)
         found = reduce_rows(given[rank], rows, group)
         exact = given.double().sum(0)[rows.owned(rank)]
         # Sums that nearly cancel are as exact as their largest summand's fp32 rounding.
-        assert ((found.double() - exact).abs() <= rounding * exact.abs() + 2**-20).all()
+        assert ((found.double() - exact).abs() <= unit * exact.abs() + 2**-20).all()
         assert found.dtype == dtype
         assert torch.equal(found, reduce_rows(given[rank], rows, group))
 
@@ -187,6 +189,14 @@ class TestLayers:
     def test_blocks_with_fused_pointwise_work_are_spread_like_the_others(self, ranks, mode):
         ranks(check_fused, mode, world_size=3)
 
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("world_size", [1, 3])
+    def test_rows_that_are_rounded_before_they_are_sent_are_as_those_rounded_after(self, ranks, mode, world_size):
+        ranks(check_rounded, mode, world_size=world_size)
+
+    def test_rows_are_rounded_in_kernels_only_where_every_ranks_run(self, ranks):
+        ranks(check_rounding, world_size=2)
+
 
 def check_fused(group, mode):
     whole = copy.deepcopy(whole_model(CONFIG, Precision.FP32))
@@ -198,6 +208,38 @@ def check_fused(group, mode):
     assert worst(one_velocity(part), one_velocity(whole)) <= FORWARD_FP32
     told = load_spread(Kept(CONFIG), "", mode, CPU, group, precision=Precision.FP32)
     assert told.pointwise == told.provenance(CPU).pointwise == EAGER  # on a CPU nothing is fused
+
+
+def check_rounded(group, mode):
+    """In fp32, where nothing else is rounded between a pass and a layer: bit for bit."""
+    trim = trim_for(mode, CONFIG, Precision.FP8, dist.get_rank(group), dist.get_world_size(group))
+    before, after = (in_memory(whole_model(CONFIG, Precision.FP32), trim) for _ in range(2))
+    for part in (before, after):
+        use_fp8(part.blocks)
+    fuse(before, rounds=rounding)
+    fuse(after)
+    for part in (before, after):
+        spread(part, mode, group)
+    found, expected = one_velocity(before), one_velocity(after)
+    assert torch.equal(found.video, expected.video)
+    assert torch.equal(found.audio, expected.audio)
+
+
+def check_rounding(group):
+    """On these two ranks, of which first one and then both have kernels that are right."""
+    for able in ({0}, {0, 1}):
+        model = Untrained(CONFIG).load(CPU, Precision.FP8)
+        layers = [module for module in model.modules() if isinstance(module, FP8Linear)]
+        for layer in layers:
+            layer.is_native = True
+        kernels = SimpleNamespace(**(vars(rounding) | {"round_rows": partial(round_rows)}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fused, "probe_kernels", lambda _: True)
+            patch.setattr(fused, "probe_rounding", lambda _, able=able: dist.get_rank(group) in able)
+            patch.setattr(fused, "_kernels", lambda: pointwise)
+            patch.setattr(fused, "_rounding_kernels", lambda kernels=kernels: kernels)
+            assert fused.settle_pointwise(model, CPU, group) == FUSED
+        assert {layer.round_rows for layer in layers} == {kernels.round_rows if able == {0, 1} else round_rows}
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ cut here: each product and attention for itself, and what lies between them in f
 from dataclasses import dataclass
 from enum import StrEnum
 
+from h3.attention import AttentionName
 from h3.config import DenoiserConfig
 from h3.placement import DTYPE_BYTES
 from h3.precision import Precision
@@ -26,7 +27,6 @@ class Part(StrEnum):
     REST = "outside the blocks"  # patches, heads, the sampler
 
 
-FP8_ATTENTION = "fa3-fp8"
 PRODUCTS = (Part.QKV, Part.OUT, Part.FC1, Part.FC2)
 _WEIGHT_BYTES = {Precision.FP32: 4.0, Precision.BF16: 2.0, Precision.FP8: 1.0, Precision.NVFP4: 0.5 + 1 / 16}
 
@@ -50,7 +50,9 @@ class Ceilings:
     def operations_per_s(self, part: Part, precision: Precision, attention: str) -> float:
         """Of the unit that does a part's."""
         rounds = (
-            precision is Precision.FP8 if part in PRODUCTS else part is Part.ATTENTION and attention == FP8_ATTENTION
+            precision is Precision.FP8
+            if part in PRODUCTS
+            else part is Part.ATTENTION and attention == AttentionName.FA3_FP8
         )
         return self.fp8_per_s if rounds and self.fp8_per_s else self.bf16_per_s
 

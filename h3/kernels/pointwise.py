@@ -13,7 +13,7 @@ from torch import Tensor
 from h3.model import Rope
 from h3.pointwise import Modulated
 
-_VECTORS = 6  # of a modulation: shift, scale, gate of attention and of the MLP
+VECTORS = 6  # of a modulation: shift, scale, gate of attention and of the MLP
 _SWIGLU_COLUMNS = 2048  # of a program
 _HEADS = 16  # likewise
 
@@ -31,7 +31,7 @@ def norm_modulate(x: Tensor, weight: Tensor, eps: float, modulated: Modulated, s
             eps,
             shift,
             scale,
-            _VECTORS,
+            VECTORS,
             _power(x.shape[1]),
             num_warps=4,
         )
@@ -56,7 +56,7 @@ def add_norm_modulate(
             gate,
             shift,
             scale,
-            _VECTORS,
+            VECTORS,
             _power(x.shape[1]),
             num_warps=4,
         )
@@ -67,7 +67,7 @@ def add_gated(x: Tensor, hidden: Tensor, gate: int, modulated: Modulated) -> Ten
     assert hidden.is_contiguous()
     with torch.cuda.device(x.device):
         _add_gated[(x.shape[0],)](
-            x, hidden, modulated.table, modulated.places, x.shape[1], gate, _VECTORS, _power(x.shape[1]), num_warps=4
+            x, hidden, modulated.table, modulated.places, x.shape[1], gate, VECTORS, _power(x.shape[1]), num_warps=4
         )
     return hidden
 
@@ -111,14 +111,14 @@ def _power(size: int) -> int:
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _modulated(values, inverse, weight, base, columns, at, exists, shift: tl.constexpr, scale: tl.constexpr):  # type: ignore[no-untyped-def]
+def modulate(values, inverse, weight, base, columns, at, exists, shift: tl.constexpr, scale: tl.constexpr):  # type: ignore[no-untyped-def]
     normed = values * inverse * tl.load(weight + at, mask=exists, other=0.0).to(tl.float32)
     factor = 1.0 + tl.load(base + scale * columns + at, mask=exists, other=0.0).to(tl.float32)
     return normed * factor + tl.load(base + shift * columns + at, mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _added(x, hidden, row, base, columns, at, exists, gate: tl.constexpr):  # type: ignore[no-untyped-def]
+def add(x, hidden, row, base, columns, at, exists, gate: tl.constexpr):  # type: ignore[no-untyped-def]
     added = tl.load(hidden + row * columns + at, mask=exists, other=0.0).to(tl.float32)
     added = added * tl.load(base + gate * columns + at, mask=exists, other=0.0).to(tl.float32)
     total = tl.load(x + row * columns + at, mask=exists, other=0.0).to(tl.float32) + added
@@ -145,7 +145,7 @@ def _norm_modulate(  # type: ignore[no-untyped-def]
     values = tl.load(x + row * columns + at, mask=exists, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values) / columns + eps)
     base = table + tl.load(places + row).to(tl.int64) * vectors * columns
-    result = _modulated(values, inverse, weight, base, columns, at, exists, shift, scale)
+    result = modulate(values, inverse, weight, base, columns, at, exists, shift, scale)
     tl.store(out + row * columns + at, result.to(out.dtype.element_ty), mask=exists)
 
 
@@ -169,11 +169,11 @@ def _add_norm_modulate(  # type: ignore[no-untyped-def]
     at = tl.arange(0, block)
     exists = at < columns
     base = table + tl.load(places + row).to(tl.int64) * vectors * columns
-    total = _added(x, hidden, row, base, columns, at, exists, gate)
+    total = add(x, hidden, row, base, columns, at, exists, gate)
     tl.store(hidden + row * columns + at, total, mask=exists)
     values = total.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values) / columns + eps)
-    result = _modulated(values, inverse, weight, base, columns, at, exists, shift, scale)
+    result = modulate(values, inverse, weight, base, columns, at, exists, shift, scale)
     tl.store(out + row * columns + at, result.to(out.dtype.element_ty), mask=exists)
 
 
@@ -185,7 +185,7 @@ def _add_gated(  # type: ignore[no-untyped-def]
     at = tl.arange(0, block)
     exists = at < columns
     base = table + tl.load(places + row).to(tl.int64) * vectors * columns
-    total = _added(x, hidden, row, base, columns, at, exists, gate)
+    total = add(x, hidden, row, base, columns, at, exists, gate)
     tl.store(hidden + row * columns + at, total, mask=exists)
 
 

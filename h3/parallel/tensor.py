@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from h3.collectives import gather_rows, reduce_rows
 from h3.config import DenoiserConfig
+from h3.fp8 import RoundedRows, Rows
 from h3.model import Block, Denoiser
 from h3.nvfp4 import TILE_ROWS, NVFP4Linear, reorder_scale_rows, slice_code_columns, slice_scale_columns
 from h3.parallel.tokens import TokenShards, shard_tokens
@@ -130,9 +131,18 @@ def sum_over_ranks(layer: nn.Module, projection: nn.Module, shards: TokenShards)
     if bias is not None:
         projection.register_parameter("bias", None)  # else it would be added once a rank
 
-    def forward(x: Tensor, *rest: object) -> Tensor:
-        summand = on_all_rows(gather_rows(x, shards.tokens, shards.group), *rest)
+    def forward(x: Rows, *rest: object) -> Tensor:
+        summand = on_all_rows(_gather(x, shards), *rest)
         total = reduce_rows(summand, shards.tokens, shards.group)
         return total if bias is None else total + bias
 
     layer.forward = forward  # applied from outside, by design
+
+
+def _gather(x: Rows, shards: TokenShards) -> Rows:
+    """Rows that are rounded stay so, at half the bytes: each has its scale, whatever rows are beside it."""
+    if not isinstance(x, RoundedRows):
+        return gather_rows(x, shards.tokens, shards.group)
+    # As bytes, so that padding them and putting them together needs nothing that torch may lack for e4m3.
+    values = gather_rows(x.values.view(torch.uint8), shards.tokens, shards.group).view(x.values.dtype)
+    return RoundedRows(values, gather_rows(x.scale, shards.tokens, shards.group))

@@ -13,16 +13,21 @@ from h3.attention import (
     BACKENDS,
     LOSSLESS,
     MODULES,
+    ROUNDED,
     TORCH,
     AttentionName,
     attend,
     attend_in_parts,
     find_installed,
+    is_installed,
     merge,
     pick,
     require_installed,
 )
 from h3.attention_probe import (
+    LOOSE,
+    PROBE_HEADS,
+    PROBE_TOKENS,
     TOLERANCE,
     HeadShape,
     attend_in_fp32,
@@ -33,6 +38,7 @@ from h3.attention_probe import (
 )
 from h3.collectives import share_from_first
 from h3.errors import ConfigError
+from h3.fp8 import round_heads
 from h3.model import attend_all_heads
 from h3.parallel import attention as parallel_attention
 from h3.parallel.attention import BUCKET_TOKENS, SharedAttention, settle_attention
@@ -41,7 +47,7 @@ from h3.untrained import Untrained
 from tests.h3.ranks import running_ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-AUTO, SDPA, CUDNN, FLASH, EFFICIENT, FA3, SAGE = AttentionName
+AUTO, SDPA, CUDNN, FLASH, EFFICIENT, FA3, FA3_FP8, SAGE = AttentionName
 SHAPE = HeadShape(3, 16, torch.float32)
 
 
@@ -106,8 +112,8 @@ class TestChoice:
             (AUTO, LOSSLESS, {FA3: 13.1, CUDNN: 13.9, FLASH: 25.0, EFFICIENT: 40.0}, FA3),
             (AUTO, LOSSLESS, {}, FA3),
             (AUTO, TORCH, {CUDNN: 13.9, FLASH: 25.0, EFFICIENT: 40.0}, CUDNN),
-            (AUTO, BACKENDS, {FA3: 13.1, SAGE: 1.0}, FA3),
-            (AUTO, (SAGE,), {SAGE: 1.0}, SDPA),
+            (AUTO, BACKENDS, {FA3: 13.1, FA3_FP8: 9.8, SAGE: 1.0}, FA3),
+            (AUTO, ROUNDED, {FA3_FP8: 9.8, SAGE: 1.0}, SDPA),
             (SDPA, LOSSLESS, {FA3: 13.1, CUDNN: 13.9, FLASH: 25.0}, CUDNN),
             (SDPA, TORCH, {CUDNN: 20.0, FLASH: 17.0, EFFICIENT: 16.0}, FLASH),
             (SDPA, TORCH, {CUDNN: 20.0, FLASH: 18.1}, CUDNN),  # no tenth faster
@@ -117,6 +123,7 @@ class TestChoice:
             (SDPA, (), {}, SDPA),
             (FLASH, (FLASH,), {}, FLASH),
             (SAGE, (SAGE,), {}, SAGE),
+            (FA3_FP8, (FA3_FP8,), {}, FA3_FP8),
         ],
     )
     def test_a_wish_comes_to_a_backend(self, name, usable, times_ms, chosen):
@@ -141,10 +148,16 @@ class TestRefused:
     @pytest.mark.parametrize(("name", "module"), MODULES.items())
     def test_what_is_not_installed_with_the_command_that_does(self, name, module, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-        told = rf"attention {name} is refused: {module} is not installed: pip install 'h3render\[{name}\]'"
+        extra = "fa3" if name is FA3_FP8 else name
+        told = rf"attention {name} is refused: {module} is not installed: pip install 'h3render\[{extra}\]'"
         with pytest.raises(ConfigError, match=told):
             require_installed(name, on_gpus=True)
         assert find_installed(on_gpus=True) == (SDPA, CUDNN, FLASH, EFFICIENT)
+
+    def test_both_of_fa3_come_with_one_extra(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "fa3_fwd_interface" else None)
+        assert {FA3, FA3_FP8} <= set(find_installed(on_gpus=True))
+        assert is_installed(FA3_FP8)
 
     def test_only_sdpa_is_offered_without_a_gpu(self, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
@@ -157,7 +170,8 @@ class TestRefused:
         require_installed(name, on_gpus=on_gpus)
 
     def test_an_unknown_name_with_those_that_are_known(self):
-        with pytest.raises(ConfigError, match="'hyper' is not one of auto, sdpa, cudnn, flash, efficient, fa3, sage"):
+        known = "auto, sdpa, cudnn, flash, efficient, fa3, fa3-fp8, sage"
+        with pytest.raises(ConfigError, match=f"'hyper' is not one of {known}"):
             AttentionName.parse("hyper")
 
 
@@ -166,6 +180,14 @@ def test_sdpa_is_what_torch_makes_of_it():
     q, k, v = (part.transpose(0, 1)[None] for part in qkv.unbind(1))
     assert attend(SDPA) is attend_all_heads
     assert torch.equal(attend(SDPA)(qkv), F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1))
+
+
+def test_rounding_q_k_and_v_head_by_head_is_off_by_less_than_the_probe_allows():
+    for tokens in PROBE_TOKENS:
+        qkv = HeadShape(PROBE_HEADS, 128, torch.bfloat16).draw(tokens, CPU)
+        rounded = [values.float() * scale[:, None] for values, scale in map(round_heads, qkv.unbind(1))]
+        found = attend_in_fp32(*[torch.stack(rounded, 1)] * 2)
+        assert TOLERANCE < relative_error(found, attend_in_fp32(qkv, qkv)) < 0.7 * LOOSE[FA3_FP8]
 
 
 def test_the_oracle_of_the_probe_is_attention():
@@ -283,7 +305,7 @@ def check_cpu(group):
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BF16 = HeadShape(56, 128, torch.bfloat16)
-TOLERANCES = {FA3: 4e-3, CUDNN: 4e-3, FLASH: 4e-3, EFFICIENT: 4e-3}
+TOLERANCES = {FA3: 4e-3, CUDNN: 4e-3, FLASH: 4e-3, EFFICIENT: 4e-3, FA3_FP8: 1e-1}
 
 
 @pytest.fixture
@@ -340,6 +362,23 @@ class TestOnAGpu:
         times_ms = measure_times([backend], BF16, 17_780, GPU)
         record_property("ms_at_17780_tokens", times_ms[backend])
         assert 0 < times_ms[backend] < 1000
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("backend", [FA3_FP8], indirect=True)
+@pytest.mark.parametrize("tokens", [129, 421, 4500])
+@torch.inference_mode()
+def test_fp8_attention_is_that_of_the_rounded_values(backend, tokens, record_property):
+    """Its weights are rounded to three bits as well, which leaves 2e-2. Heads of unlike sizes let a scale show."""
+    qkv = HeadShape(5, 128, torch.bfloat16).draw(tokens, GPU)
+    qkv[:, 2] *= torch.tensor([1e-2, 1, 1e2, 3, 0.5], device=GPU, dtype=qkv.dtype)[:, None]
+    rounded = [values.float() * scale[:, None] for values, scale in map(round_heads, qkv.unbind(1))]
+    found, expected = attend(backend)(qkv), attend_in_fp32(*[torch.stack(rounded, 1)] * 2)
+    errors = [relative_error(found[:, head], expected[:, head]) for head in range(5)]
+    record_property("relative_l2", errors)
+    assert max(errors) < 4e-2
 
 
 @pytest.mark.gpu

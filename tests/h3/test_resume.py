@@ -231,7 +231,7 @@ def test_a_runner_offers_every_attention_that_is_installed_whichever_it_prefers(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "sageattention" else object())
     monkeypatch.setattr("h3.runner.find_gpu_bytes", lambda: 1 << 37)
     able = H3Runner.abilities(2, checkpoint=str(tiny.transformer.parents[1]), attention="flash")
-    assert able.attentions == ("sdpa", "fa3", "cudnn", "flash", "efficient")
+    assert able.attentions == ("sdpa", "fa3", "cudnn", "flash", "efficient", "fa3-fp8")
     assert Offer(attentions=able.attentions).attentions[1] is Attention.FA3
 
 

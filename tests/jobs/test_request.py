@@ -36,7 +36,7 @@ def parse(**fields):
         ({"prompt": "x" * 20_001}, "prompt has 20001 letters; at most 20000 do"),
         (
             {"attention": "hyper"},
-            "attention 'hyper' should be 'auto', 'sdpa', 'cudnn', 'flash', 'efficient', 'fa3' or 'sage'",
+            "attention 'hyper' should be 'auto', 'sdpa', 'cudnn', 'flash', 'efficient', 'fa3', 'fa3-fp8' or 'sage'",
         ),
         ({"aspect": "wide"}, "aspect 'wide' is not an aspect from 1:4 to 4:1; write it like 16:9"),
         ({"aspect": "9:1"}, "aspect '9:1' is not an aspect from 1:4 to 4:1; nearest: 4:1"),
