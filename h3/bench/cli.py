@@ -82,6 +82,49 @@ def step_command(
             draw_roofline(outcome, plot)
 
 
+Folder = Annotated[Path, typer.Option(help="Where random weights are written, once: 12.5 GB in nvfp4, 40 in bf16.")]
+Written = Annotated[str | None, typer.Option("--precision", help="Of the random weights: nvfp4 (default) or bf16.")]
+ModeFlag = Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")]
+WorldSize = Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")]
+
+
+@bench.command("load")
+def load_command(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint's root, for the whole model, or a denoiser (default: random weights)."),
+    ] = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    precision: Written = None,
+    folder: Folder = Path("build/bench"),
+    mode: ModeFlag = "ulysses",
+    world_size: WorldSize = 1,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time a start, from the first process to ranks that are ready, twice; and what each rank reads of the disk."""
+    with plain_errors():
+        from h3.bench.load import Subject, measure
+        from h3.bench.load_report import describe_load, print_load
+        from h3.bench.report import require_file, write
+        from h3.bench.untrained_model import choose_files
+        from h3.parallel.mode import Mode
+
+        require_file(report, ".json", "--report")
+        shared, place = choose(Mode, mode, "--mode"), pick_device(device)
+        path = choose_files(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
+        subject = Subject(path, shared, world_size, on_gpus=place.type == "cuda")
+        outcome = measure(subject, _tell)
+        print_load(subject, outcome)
+        if report:
+            write(report, describe_load(subject, outcome))
+
+
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
+
+
 def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
     """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
     from h3.attention import AttentionName

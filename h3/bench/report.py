@@ -67,7 +67,7 @@ def _describe_result(result: Result, outcome: Outcome) -> dict[str, object]:
 
 def print_outcome(outcome: Outcome) -> None:
     """To stdout: who took how long, then where our time went."""
-    console = Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
+    console = open_console()
     console.print(_draw_steps(outcome))
     for result in outcome.results:
         if result.parts:
@@ -81,7 +81,13 @@ def print_outcome(outcome: Outcome) -> None:
     )
 
 
-def _table(title: str, *headings: str) -> Table:
+def open_console() -> Console:
+    """Of stdout."""
+    return Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
+
+
+def open_table(title: str, *headings: str) -> Table:
+    """Without rows yet."""
     table = Table(
         title=title,
         title_justify="left",
@@ -96,7 +102,9 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _draw_steps(outcome: Outcome) -> Table:
-    table = _table("A denoise step", "", "attention", "step", "spread", "TFLOP/s", "best peer takes", "peak", "weights")
+    table = open_table(
+        "A denoise step", "", "attention", "step", "spread", "TFLOP/s", "best peer takes", "peak", "weights"
+    )
     for geometry in outcome.operations:
         results = outcome.at(geometry)
         layout = results[0].layout
@@ -125,7 +133,7 @@ def _step_row(result: Result, operations: float, best_peer_s: float | None) -> I
 
 def _draw_parts(result: Result) -> Table:
     geometry = result.layout.geometry
-    table = _table(
+    table = open_table(
         f"{result.name}, {geometry.width}x{geometry.height}, {geometry.frames} frames: the parts of a step on a rank",
         "",
         "time",
