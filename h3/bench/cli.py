@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from h3.cli import Device, choose, pick_device, plain_errors
-from h3.errors import ConfigError
-from h3.shapes import Shapes
+from h3.errors import ConfigError, RanksFailed
+from h3.sequence import Geometry
+from h3.shapes import Shapes, parse_shape
 
 if TYPE_CHECKING:
     from h3.attention import AttentionName
@@ -51,7 +52,6 @@ def step_command(
         from h3.bench.report import describe, print_outcome, require_file, write
         from h3.bench.step import Field, Plan, measure
         from h3.parallel.mode import Mode
-        from h3.sequence import Geometry
 
         if peer not in (None, "diffusers"):
             raise ConfigError(f"--peer {peer!r} is not diffusers")
@@ -119,6 +119,45 @@ def load_command(
         print_load(subject, outcome)
         if report:
             write(report, describe_load(subject, outcome))
+
+
+@bench.command("end-to-end")
+def end_to_end_command(
+    model: Annotated[Path | None, typer.Option(help="Root of a checkpoint (default: random weights).")] = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    precision: Written = None,
+    folder: Folder = Path("build/bench"),
+    shape: Annotated[
+        Geometry | None,
+        typer.Option(parser=parse_shape, metavar="WxHxF", help="Of the video (864x480x141; with --tiny, 96x64x39)."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = 12,
+    mode: ModeFlag = "ulysses",
+    world_size: WorldSize = 1,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time a render from prompt to mp4, by the worker's runner: from a cold start, and again. Exit 1 if they differ."""
+    with plain_errors():
+        from h3.bench.end_to_end import make_request, measure
+        from h3.bench.end_to_end_report import describe_renders, print_renders
+        from h3.bench.load import Subject
+        from h3.bench.report import require_file, write
+        from h3.bench.untrained_model import choose_root
+        from h3.parallel.mode import Mode
+
+        require_file(report, ".json", "--report")
+        shared, place = choose(Mode, mode, "--mode"), pick_device(device)
+        request = make_request(shape or (Geometry(96, 64, 39) if tiny else Geometry(864, 480, 141)), steps)
+        root = choose_root(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
+        subject = Subject(root, shared, world_size, on_gpus=place.type == "cuda")
+        outcome = measure(subject, request, _tell)
+        print_renders(subject, outcome)
+        if report:
+            write(report, describe_renders(subject, outcome))
+        if not outcome.is_reproduced:
+            raise RanksFailed("two renders of one request have other latents: see the checksums in --report")
 
 
 def _tell(text: str) -> None:

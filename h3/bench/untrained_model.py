@@ -5,6 +5,7 @@ knows single bytes.
 """
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,6 +112,41 @@ def choose_files(
     return write_denoiser(name_root(folder, config, kept), config, kept, device, tell)
 
 
+def choose_root(
+    path: Path | None,
+    folder: Path,
+    device: torch.device,
+    tell: Tell,
+    *,
+    tiny: bool,
+    layers: int | None,
+    precision: str | None,
+) -> Path:
+    """The checkpoint that is named, else one that is written. Raises ConfigError and what `write_denoiser` does.
+
+    `precision` None is NVFP4.
+    """
+    if path is not None or tiny:
+        if (path and tiny) or layers or precision:
+            which = "--model" if path else "--tiny"
+            raise ConfigError(f"{which} has its own sizes and precision: leave the flags for random weights out")
+        return path or _write_tiny(folder / "tiny", tell)
+    _, config = choose_model(None, tiny=False, layers=layers)
+    kept = Precision.parse(precision or Precision.NVFP4)
+    root = name_root(folder, config, kept)
+    write_model(root, Sizes(config), kept, device, tell)
+    return root
+
+
+def _write_tiny(root: Path, tell: Tell) -> Path:
+    from h3.tiny import write_tiny
+
+    if not root.exists():
+        tell(f"writing {root}, once")
+        _write_whole(root, lambda path: write_tiny(path, seed=0))
+    return root
+
+
 def name_root(folder: Path, config: DenoiserConfig, precision: Precision) -> Path:
     """Where the checkpoint with such a denoiser lies. Raises ConfigError for a precision that no file has."""
     if precision not in _TARGETS:
@@ -169,10 +205,11 @@ def _let_go(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+def _write_whole(folder: Path, write: Callable[[Path], object]) -> None:
     """The folder has its name only when all of it is there."""
     partial = folder.with_name(f"{folder.name}.partial")
-    partial.mkdir(exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     write(partial)
     partial.rename(folder)
 
