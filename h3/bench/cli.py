@@ -82,7 +82,7 @@ def step_command(
             draw_roofline(outcome, plot)
 
 
-Folder = Annotated[Path, typer.Option(help="Where random weights are written, once: 12.5 GB in nvfp4, 40 in bf16.")]
+Folder = Annotated[Path, typer.Option(help="For random weights, once: 12.5 GB in nvfp4, 40 in bf16; other parts, 8.4.")]
 Written = Annotated[str | None, typer.Option("--precision", help="Of the random weights: nvfp4 (default) or bf16.")]
 ModeFlag = Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")]
 WorldSize = Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")]
