@@ -154,6 +154,8 @@ def end_to_end_command(
         subject = Subject(root, shared, world_size, on_gpus=place.type == "cuda")
         outcome = measure(subject, request, _tell)
         print_renders(subject, outcome)
+        if model is None:
+            typer.echo("the pictures of random weights are noise, which takes longer to encode than a video does")
         if report:
             write(report, describe_renders(subject, outcome))
         if not outcome.is_reproduced:

@@ -150,7 +150,7 @@ def measure(subject: Subject, request: ResolvedRequest, tell: Tell) -> Outcome:
     begun_at = time.monotonic()
     with subject.running() as fleet:
         ready_at = time.monotonic()
-        tell(f"{subject.world_size} ranks have loaded in {ready_at - begun_at:.2f} s")
+        tell(f"all ranks are ready after {ready_at - begun_at:.2f} s")
         cold = Watch(begun_at, ready_at - begun_at, tell).render(fleet, request)
         tell(f"cold: {cold.seconds:.2f} s")
         warm = Watch(time.monotonic(), 0.0, tell).render(fleet, request)

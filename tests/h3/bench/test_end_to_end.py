@@ -72,6 +72,7 @@ def test_the_report_says_what_was_rendered_and_by_whom(report, folder):
 def test_a_small_text_encoder_is_told_as_one(report, said):
     assert report["text_encoder"] == {"layers": 2, "published_layers": 50}
     assert "the text encoder is small: 2 layers where the published one runs 50" in said
+    assert "random weights are noise" in said
 
 
 def test_the_table_has_a_line_for_each_phase_and_the_whole(report, said):
