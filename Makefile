@@ -48,10 +48,11 @@ browser:
 		exit 1; \
 	fi
 
-# One denoise step of the untrained tiny model on this machine, as JSON.
+# A step, a start and a whole render of the untrained tiny model on this machine.
 bench: $(INSTALLED)
-	@test -d build/bench-checkpoint || $(BIN)/h3render checkpoint tiny build/bench-checkpoint
-	@$(BIN)/h3render bench build/bench-checkpoint
+	@$(BIN)/h3render bench step --tiny
+	@$(BIN)/h3render bench load --tiny
+	@$(BIN)/h3render bench end-to-end --tiny
 
 # The controller's overhead and failure latencies on this machine, against their goals. REPORT=FILE.json keeps them.
 bench-controller: $(INSTALLED)

@@ -30,6 +30,7 @@ from h3.model import MODEL_DTYPE, Denoiser, TimeEmbedder, rotary_frequencies
 from h3.model_folder import digest
 from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, packed_forms, quantise
 from h3.tensor_file import TensorForm, TensorReader, TensorWriter, read_header
+from h3.untrained import Untrained
 
 CURVE_POINTS, CURVE_WIDTH = 1025, 8  # as published
 SHARD_BYTES = 5 * 10**9
@@ -89,6 +90,15 @@ def convert(source: Path, target: Path, to: Target, order: QkvOrder | None = Non
     with TensorReader(torch.device("cpu")) as reader:
         files.confirm_order(reader)
         conversion.write(target, to, SHARD_BYTES)
+
+
+def save_untrained(source: Untrained, target: Path, to: Target, device: torch.device) -> None:
+    """Write random weights, each tensor drawn on the device when its turn comes; run again, keep what is there.
+
+    Raises CheckpointError for what the target cannot hold, and if something else is there already.
+    """
+    origin = f"{source.digest} on {device.type}"  # which draws other values on another
+    Conversion(source.config, source.draw(device), {}, origin).write(target, to, SHARD_BYTES)
 
 
 def _find_packed(model: Denoiser) -> Packed:

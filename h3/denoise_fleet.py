@@ -163,8 +163,7 @@ def check(model: Path | Untrained, ranks: Ranks, request: DenoiseRequest) -> int
 
     Raises CheckpointError, ConfigError, PartitionError.
     """
-    if ranks.device == "cuda" and ranks.world_size > (there := torch.cuda.device_count()):
-        raise ConfigError(f"--world-size {ranks.world_size} takes a GPU for each rank; torch sees {there} here")
+    require_devices(ranks.world_size, on_gpus=ranks.device == "cuda")
     require_installed(ranks.attention, on_gpus=ranks.device == "cuda")
     source, _ = open_source(model)
     if isinstance(source, DenoiserFiles):
@@ -176,6 +175,12 @@ def check(model: Path | Untrained, ranks: Ranks, request: DenoiseRequest) -> int
     split_evenly(tokens, ranks.world_size, what="tokens")
     read_noise(request, source.config, len(conditioning.keyframes))
     return tokens
+
+
+def require_devices(world_size: int, *, on_gpus: bool) -> None:
+    """Raises ConfigError unless each rank can have a GPU, if it is to."""
+    if on_gpus and world_size > (there := torch.cuda.device_count()):
+        raise ConfigError(f"--world-size {world_size} takes a GPU for each rank; torch sees {there} here")
 
 
 def _check_widths(path: Path, conditioning: Conditioning, config: DenoiserConfig) -> None:

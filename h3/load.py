@@ -12,6 +12,7 @@ from torch import nn
 from h3.attention import AttentionName
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
+from h3.laps import Laps
 from h3.model_folder import ModelFolder
 from h3.parallel.loading import SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode
@@ -49,6 +50,7 @@ class LoadedModel:
     video: VideoDecoder
     first: FirstRank | None  # on rank 0
     shelves: tuple[tuple[Part, Shelf], ...]  # of the parts that are on the device only in their phases
+    load_s: Mapping[str, float]  # what loading took, part by part
 
     def enter(self, *phases: Phase) -> None:
         """Make room, then bring what any of these phases needs."""
@@ -71,34 +73,40 @@ def load_model(
 
     Raises CheckpointError, ConfigError, PartitionError, PlacementError, RanksDisagree.
     """
-    folder = ModelFolder.below(root)
+    laps, folder = Laps(device), ModelFolder.below(root)
     folder.check()
     world_size, is_first = dist.get_world_size(group), dist.get_rank(group) == 0
     # One rank decides: free memory is another number a moment later.
     planned = place(folder, mode, world_size, on_gpus=device.type == "cuda") if is_first else None
     placement: Placement = share_from_first(planned, group, device)
     desk = Desk(placement.stays, device)
-    files = DenoiserFiles.open(folder.transformer)
-    denoiser = load_spread(files, folder.digest(), mode, device, group, attention=attention, waits=desk.waits)
+    files, digest = DenoiserFiles.open(folder.transformer), folder.digest()
+    laps.end("headers")
+    denoiser = load_spread(files, digest, mode, device, group, attention=attention, waits=desk.waits)
     names = tensor_names(denoiser.model)
     desk.shelve(Part.PREPARATION, denoiser.model, (name for name in names if is_preparation(name)))
     desk.shelve(Part.BLOCKS, denoiser.model, (name for name in names if not is_preparation(name)))
+    laps.end("denoiser")
     video = load_video_decoder(folder.video_vae, desk.device_of(Part.VIDEO_DECODER))
     desk.shelve(Part.VIDEO_DECODER, video.module)
-    first = _load_first(folder, desk) if is_first else None
-    return LoadedModel(placement, denoiser, video, first, tuple(desk.shelves))
+    laps.end(Part.VIDEO_DECODER)
+    first = _load_first(folder, desk, laps) if is_first else None
+    return LoadedModel(placement, denoiser, video, first, tuple(desk.shelves), laps.seconds)
 
 
-def _load_first(folder: ModelFolder, desk: "Desk") -> FirstRank:
+def _load_first(folder: ModelFolder, desk: "Desk", laps: Laps) -> FirstRank:
     # Here, for only this rank needs it: transformers takes a second to import.
     from h3.text import load_text_encoder
 
     text = load_text_encoder(folder.text_encoder, folder.tokenizer, desk.device_of(Part.TEXT_ENCODER))
     desk.shelve(Part.TEXT_ENCODER, text.module)
+    laps.end(Part.TEXT_ENCODER)
     video = load_video_encoder(folder.video_vae, desk.device_of(Part.VIDEO_ENCODER))
     desk.shelve(Part.VIDEO_ENCODER, video.module)
+    laps.end(Part.VIDEO_ENCODER)
     audio = load_audio_decoder(folder.audio_vae, desk.device_of(Part.AUDIO_DECODER))
     desk.shelve(Part.AUDIO_DECODER, audio.module)
+    laps.end(Part.AUDIO_DECODER)
     return FirstRank(text, video, audio)
 
 

@@ -239,7 +239,7 @@ class RopeFrequencies(nn.Module):
 
     def __init__(self, config: DenoiserConfig) -> None:
         super().__init__()
-        self.register_buffer("inv_freq", rotary_frequencies(config))
+        self.register_buffer("inv_freq", rotary_frequencies(config).to(torch.get_default_device()))
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rope:
         """positions [T, 3] fp32."""
@@ -248,9 +248,10 @@ class RopeFrequencies(nn.Module):
 
 
 def rotary_frequencies(config: DenoiserConfig) -> Tensor:
-    """theta ^ (-j / n) for the n frequencies of an axis: [n] fp32, the bits that the official checkpoint holds."""
-    exponents = torch.arange(0, 2 * config.rope_freq_dim, 2, dtype=ISLAND_DTYPE) / (2 * config.rope_freq_dim)
-    return 1.0 / torch.as_tensor(config.rope_theta) ** exponents
+    """theta ^ (-j / n) for the n frequencies of an axis: [n] fp32 on the CPU, the bits of the official checkpoint."""
+    # Wherever the model is: `arange` on `meta` imports torch's compiler, which takes each rank a second.
+    steps = torch.arange(0, 2 * config.rope_freq_dim, 2, dtype=ISLAND_DTYPE, device="cpu")
+    return 1.0 / torch.as_tensor(config.rope_theta, device="cpu") ** (steps / (2 * config.rope_freq_dim))
 
 
 class Denoiser(nn.Module):

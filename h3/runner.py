@@ -136,6 +136,7 @@ class H3Runner(MGPURunner):
         self._take_attention(request, geometry)
         self._identity = identify(request, find_pictures(request, folder))
         taken = self._take_up(request, resume)
+        timings.begin_s = self._lap(timings)
 
         latents = taken.latents
         if latents is None or taken.step < request.steps:
@@ -200,6 +201,7 @@ class H3Runner(MGPURunner):
         self._model.enter(Phase.DENOISE, *([] if denoising.modulation.kept else [Phase.PREPARE]))
         latents = noise.latents.to(self.device) if taken.latents is None else taken.latents
         cadence = Cadence(request.checkpoint_every, schedule.steps, taken.step, time.monotonic())
+        timings.prepare_s = self._lap(timings)
         for step in range(taken.step + 1, schedule.steps + 1):
             if self.stop_requested():
                 if self.rank == 0 and cadence.step < step - 1:
@@ -216,7 +218,7 @@ class H3Runner(MGPURunner):
                     yield self._preview(step, clean, geometry, folder)
                 if cadence.is_due(step, time.monotonic()):
                     yield self._checkpoint(request, step, latents, folder)
-                self._lap(timings)  # previews and checkpoints are no part of a step
+                timings.aside_s += self._lap(timings)
         return latents
 
     def _condition(self, request: ResolvedRequest, geometry: Geometry, folder: Path) -> Conditioning:
@@ -276,6 +278,7 @@ class H3Runner(MGPURunner):
         self._model.enter(Phase.DECODE)
         writer = self._begin_stream(latents, geometry, folder)
         if writer is not None:
+            timings.sound_s = self._lap_decode(timings)
             taken = taken.continued_by(writer)
         stream = list(taken.stream)
         first = share_from_first(taken.segments, self.groups.vae_group, self.device)
@@ -288,11 +291,12 @@ class H3Runner(MGPURunner):
                 assert writer is not None  # only rank 0 gets any
                 segment = writer.write(clip.numpy())
                 stream.append(segment.path)
+                timings.first_segment_s = timings.first_segment_s or self._lap_decode(timings)
                 yield Segment(segment.index, hand_over(segment.path, folder), segment.duration_s)
         if writer is not None and len(stream) > geometry.clips:  # else it was asked to stop
             path = folder / "video.mp4"
             remux(stream[0], stream[1:], path)
-            timings.decode_s = self._lap(timings)
+            self._lap_decode(timings)
             report = folder / "report.json"
             report.write_text(json.dumps(self._report(request, latents, taken, timings), indent=2))
             yield Finished(path, report)
@@ -335,14 +339,24 @@ class H3Runner(MGPURunner):
             torch.cuda.synchronize(self.device)
         return timings.lap()
 
+    def _lap_decode(self, timings: "Timings") -> float:
+        """Seconds since decoding began."""
+        timings.decode_s += self._lap(timings)
+        return timings.decode_s
+
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of each phase on rank 0."""
+    """Seconds of each phase on rank 0, one after the other."""
 
-    text_s: float = 0.0
+    begin_s: float = 0.0  # until it is known what is computed, and how
+    text_s: float = 0.0  # keyframes, too
+    prepare_s: float = 0.0  # what is computed once for all steps
     step_s: list[float] = field(default_factory=list)
-    decode_s: float = 0.0
+    aside_s: float = 0.0  # previews and checkpoints, between the steps
+    sound_s: float = 0.0  # of decode_s, which begins with it
+    first_segment_s: float = 0.0  # of decode_s, until there is one; 0: an earlier attempt has made all
+    decode_s: float = 0.0  # files and their joining included
     _since: float = field(default_factory=time.perf_counter)
 
     def lap(self) -> float:
@@ -351,7 +365,7 @@ class Timings:
         return seconds
 
     def report(self) -> dict[str, object]:
-        return {"text_s": self.text_s, "step_s": self.step_s, "decode_s": self.decode_s}
+        return {name: seconds for name, seconds in asdict(self).items() if not name.startswith("_")}
 
 
 def identify(request: ResolvedRequest, pictures: Mapping[Anchor, Path]) -> str:

@@ -104,17 +104,18 @@ def write_text_encoder(folder: Path) -> None:
     config = Qwen3VLConfig(
         text_config=text,
         vision_config=vision,
-        vision_start_token_id=_special_id("<|vision_start|>"),
-        vision_end_token_id=_special_id("<|vision_end|>"),
-        image_token_id=_special_id("<|image_pad|>"),
-        video_token_id=_special_id("<|video_pad|>"),
+        vision_start_token_id=special_id("<|vision_start|>"),
+        vision_end_token_id=special_id("<|vision_end|>"),
+        image_token_id=special_id("<|image_pad|>"),
+        video_token_id=special_id("<|video_pad|>"),
     )
     setattr(config, LAYER_KEY, TEXT_LAYERS - 1)
     model = Qwen3VLModel(config).to(MODEL_DTYPE)
     model.save_pretrained(folder, max_shard_size="200KB")
 
 
-def _special_id(token: str) -> int:
+def special_id(token: str) -> int:
+    """Of one of SPECIAL_TOKENS, in the tokenizer below."""
     return 256 + SPECIAL_TOKENS.index(token)
 
 

@@ -85,6 +85,11 @@ class Untrained:
             put(model, name, recipe.build([]).to("cpu" if waits(name) else device))
         return make_ready(model, precision)
 
+    def draw(self, device: torch.device) -> Callable[[str], Tensor]:
+        """Gives any tensor of the model by its name, none of them packed."""
+        recipes = self._recipes(skeleton(self.config, {}), device)
+        return lambda name: recipes[name].build([])
+
     def _packed_layers(self) -> dict[str, Marker]:
         layers = [f"blocks.{number}.{layer}" for number in range(self.config.num_layers) for layer in _PACKED]
         return {layer: Marker("nvfp4", full_precision=False, fields={}) for layer in layers}

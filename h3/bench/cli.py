@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from h3.cli import Device, choose, pick_device, plain_errors
-from h3.errors import ConfigError
+from h3.errors import ConfigError, RanksFailed
 
 if TYPE_CHECKING:
     from h3.attention import AttentionName
@@ -33,6 +33,10 @@ Shapes = Annotated[
 ]
 Peer = Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")]
+Folder = Annotated[Path, typer.Option(help="For random weights, once: 12.5 GB in nvfp4, 40 in bf16; other parts, 8.4.")]
+Written = Annotated[str | None, typer.Option("--precision", help="Of the random weights: nvfp4 (default) or bf16.")]
+ModeFlag = Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")]
+WorldSize = Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")]
 Report = Annotated[Path | None, typer.Option(help="A .json file to keep everything in.")]
 
 
@@ -45,8 +49,8 @@ def step_command(
     precision: Annotated[
         list[str] | None, typer.Option(help="bf16, nvfp4 or fp8, and with @ an attention, as fp8@fa3; again for more.")
     ] = None,
-    mode: Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")] = "ulysses",
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
+    mode: ModeFlag = "ulysses",
+    world_size: WorldSize = 1,
     peer: Peer = None,
     compiled: Annotated[bool, typer.Option(help="Measure the peer compiled, too, on GPUs.")] = True,
     steps: Annotated[int, typer.Option(min=1, help="Of a turn.")] = 3,
@@ -84,37 +88,12 @@ def step_command(
             compiles=compiled and on_gpus,
         )
         shapes = read_shapes(shape or (LARGE if on_gpus else ["256x160x39"]))
-        outcome = measure(contest, Plan(shapes, steps, rounds), lambda told: typer.echo(told, err=True))
+        outcome = measure(contest, Plan(shapes, steps, rounds), _tell)
         print_outcome(outcome)
         if report:
             write(report, describe(contest, outcome))
         if plot:
             draw_roofline(outcome, plot)
-
-
-def read_shapes(texts: list[str]) -> "tuple[Geometry, ...]":
-    """Raises ConfigError."""
-    from h3.sequence import Geometry
-
-    return tuple(Geometry.parse(text) for text in texts)
-
-
-def require_peer(name: str | None) -> None:
-    """Raises ConfigError for one that is not known."""
-    if name not in (None, "diffusers"):
-        raise ConfigError(f"--peer {name!r} is not diffusers")
-
-
-def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
-    """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
-    from h3.attention import AttentionName
-    from h3.precision import Precision
-
-    parted = [text.partition("@") for text in texts]
-    return (
-        tuple(Precision.parse(precision) for precision, _, _ in parted),
-        tuple(AttentionName.parse(attention) if attention else AttentionName.AUTO for _, _, attention in parted),
-    )
 
 
 @bench.command("decode")
@@ -123,7 +102,7 @@ def decode_command(
         Path | None, typer.Option(help="Root of a checkpoint (default: random weights of the published size).")
     ] = None,
     shape: Shapes = None,
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 1,
+    world_size: WorldSize = 1,
     peer: Peer = None,
     rounds: Rounds = 1,
     report: Report = None,
@@ -140,7 +119,7 @@ def decode_command(
         on_gpus = pick_device(device).type == "cuda"
         shapes = read_shapes(shape or (LARGE if on_gpus else ["96x64x39"]))
         contest = Contest(model, shapes, world_size, on_gpus, peer is not None, rounds)
-        results = measure(contest, lambda told: typer.echo(told, err=True))
+        results = measure(contest, _tell)
         print_outcome(results)
         if report:
             write(report, describe(contest, results))
@@ -169,7 +148,7 @@ def quality_command(
         source, _ = choose_model(model, tiny=tiny, layers=layers)
         precisions = tuple(Precision.parse(each) for each in precision or ["bf16"])
         contest = Contest(source, Geometry.parse(shape), steps, precisions, pick_device(device).type == "cuda")
-        results = measure(contest, lambda told: typer.echo(told, err=True))
+        results = measure(contest, _tell)
         print_outcome(contest, results)
         if report:
             write(report, describe(contest, results))
@@ -177,7 +156,7 @@ def quality_command(
 
 @bench.command("transport")
 def transport_command(
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")] = 2,
+    world_size: WorldSize = 2,
     attention: Annotated[str, typer.Option(help="auto, or the name of one, to time between the exchanges.")] = "auto",
     shape: Shapes = None,
     report: Report = None,
@@ -204,10 +183,114 @@ def transport_command(
         shapes = read_shapes(shape) if shape else tuple(SHAPES if on_gpus else SHAPES_ON_CPU)
         layouts = [Layout(each, TEXT_TOKENS) for each in shapes]
         with logging_nccl() as read_transports, plain_rank_errors():
-            found = measure(world_size, name, layouts, on_gpus=on_gpus, tell=lambda told: typer.echo(told, err=True))
+            found = measure(world_size, name, layouts, on_gpus=on_gpus, tell=_tell)
             exchanges = list(found)
             machine = {**describe_machine(on_gpus=on_gpus), "nccl_transport": read_transports()}
         print_table(exchanges)
         if report:
             write(report, describe(exchanges, machine))
     raise typer.Exit(0 if all(exchange.is_identity for exchange in exchanges) else 1)
+
+
+@bench.command("load")
+def load_command(
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A checkpoint's root, for the whole model, or a denoiser (default: random weights)."),
+    ] = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    precision: Written = None,
+    folder: Folder = Path("build/bench"),
+    mode: ModeFlag = "ulysses",
+    world_size: WorldSize = 1,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time a start, from the first process to ranks that are ready, twice; and what each rank reads of the disk."""
+    with plain_errors():
+        from h3.bench.load import Subject, measure
+        from h3.bench.load_report import describe_load, print_load
+        from h3.bench.report import require_file, write
+        from h3.bench.untrained_model import choose_files
+        from h3.parallel.mode import Mode
+
+        require_file(report, ".json", "--report")
+        shared, place = choose(Mode, mode, "--mode"), pick_device(device)
+        path = choose_files(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
+        subject = Subject(path, shared, world_size, on_gpus=place.type == "cuda")
+        outcome = measure(subject, _tell)
+        print_load(subject, outcome)
+        if report:
+            write(report, describe_load(subject, outcome))
+
+
+@bench.command("end-to-end")
+def end_to_end_command(
+    model: Annotated[Path | None, typer.Option(help="Root of a checkpoint (default: random weights).")] = None,
+    tiny: Tiny = False,
+    layers: Layers = None,
+    precision: Written = None,
+    folder: Folder = Path("build/bench"),
+    shape: Annotated[
+        str | None, typer.Option(metavar="WxHxF", help="Of the video (864x480x141; with --tiny, 96x64x39).")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Model evaluations.")] = 12,
+    mode: ModeFlag = "ulysses",
+    world_size: WorldSize = 1,
+    report: Report = None,
+    device: Device = None,
+) -> None:
+    """Time a render from prompt to mp4, by the worker's runner: from a cold start, and again. Exit 1 if they differ."""
+    with plain_errors():
+        from h3.bench.end_to_end import make_request, measure
+        from h3.bench.end_to_end_report import describe_renders, print_renders
+        from h3.bench.load import Subject
+        from h3.bench.report import require_file, write
+        from h3.bench.untrained_model import choose_root
+        from h3.parallel.mode import Mode
+        from h3.sequence import Geometry
+
+        require_file(report, ".json", "--report")
+        shared, place = choose(Mode, mode, "--mode"), pick_device(device)
+        request = make_request(Geometry.parse(shape or ("96x64x39" if tiny else "864x480x141")), steps)
+        root = choose_root(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
+        subject = Subject(root, shared, world_size, on_gpus=place.type == "cuda")
+        outcome = measure(subject, request, _tell)
+        print_renders(subject, outcome)
+        if model is None:
+            typer.echo("the pictures of random weights are noise, which takes longer to encode than a video does")
+        if report:
+            write(report, describe_renders(subject, outcome))
+        if not outcome.is_reproduced:
+            raise RanksFailed("two renders of one request have other latents: see the checksums in --report")
+
+
+def read_shapes(texts: list[str]) -> "tuple[Geometry, ...]":
+    """Raises ConfigError."""
+    from h3.sequence import Geometry
+
+    return tuple(Geometry.parse(text) for text in texts)
+
+
+def require_peer(name: str | None) -> None:
+    """Raises ConfigError for one that is not known."""
+    if name not in (None, "diffusers"):
+        raise ConfigError(f"--peer {name!r} is not diffusers")
+
+
+def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
+    """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
+    from h3.attention import AttentionName
+    from h3.precision import Precision
+
+    parted = [text.partition("@") for text in texts]
+    return (
+        tuple(Precision.parse(precision) for precision, _, _ in parted),
+        tuple(AttentionName.parse(attention) if attention else AttentionName.AUTO for _, _, attention in parted),
+    )
+
+
+def _tell(text: str) -> None:
+    """Progress."""
+    typer.echo(text, err=True)

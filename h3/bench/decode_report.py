@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from h3.bench.decode import Contest, Result
-from h3.bench.report import VERSION, draw_table, open_console
+from h3.bench.report import VERSION, open_console, open_table
 from h3.machine import describe_machine
 
 
@@ -30,7 +30,7 @@ def describe(contest: Contest, results: Sequence[Result]) -> dict[str, object]:
 
 def print_outcome(results: Sequence[Result]) -> None:
     """To stdout."""
-    table = draw_table(
+    table = open_table(
         "Decoding, with its encoding", "", "", "first segment", "all", "of it decoding", "clip", "frames/s", "peak"
     )
     for result in results:

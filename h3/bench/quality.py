@@ -9,7 +9,7 @@ from torch import Tensor
 
 from h3.attention import AttentionName, find_installed
 from h3.bench.quality_ranks import QualityRanks, Rendered, RenderLatents
-from h3.bench.report import VERSION, draw_table, open_console
+from h3.bench.report import VERSION, open_console, open_table
 from h3.bench.step import Tell, running
 from h3.errors import ConfigError
 from h3.machine import describe_machine
@@ -135,7 +135,7 @@ def describe(contest: Contest, results: Sequence[Result]) -> dict[str, object]:
 def print_outcome(contest: Contest, results: Sequence[Result]) -> None:
     """To stdout."""
     geometry = contest.geometry
-    table = draw_table(
+    table = open_table(
         f"Distance from fp32, {geometry.width}x{geometry.height}, {geometry.frames} frames, {contest.steps} steps",
         "",
         "attention",

@@ -86,7 +86,7 @@ def open_console() -> Console:
     return Console(width=_WIDTH, highlight=False, markup=False, emoji=False)
 
 
-def draw_table(title: str, *headings: str) -> Table:
+def open_table(title: str, *headings: str) -> Table:
     """An empty one; all but the first column, and the names of attention, are numbers."""
     table = Table(
         title=title,
@@ -102,7 +102,7 @@ def draw_table(title: str, *headings: str) -> Table:
 
 
 def _draw_steps(outcome: Outcome) -> Table:
-    table = draw_table(
+    table = open_table(
         "A denoise step", "", "attention", "step", "spread", "TFLOP/s", "best peer takes", "peak", "weights"
     )
     for geometry in outcome.operations:
@@ -133,7 +133,7 @@ def _step_row(result: Result, operations: float, best_peer_s: float | None) -> I
 
 def _draw_parts(result: Result) -> Table:
     geometry = result.layout.geometry
-    table = draw_table(
+    table = open_table(
         f"{result.name}, {geometry.width}x{geometry.height}, {geometry.frames} frames: the parts of a step on a rank",
         "",
         "time",

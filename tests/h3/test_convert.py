@@ -14,13 +14,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from h3.checkpoint import DenoiserFiles, load_denoiser
-from h3.convert import Conversion, Target, convert, fit_curve, save_denoiser
+from h3.convert import Conversion, Target, convert, fit_curve, save_denoiser, save_untrained
 from h3.errors import CheckpointError
 from h3.model import TimeEmbedder, interpolate
 from h3.nvfp4 import dequantise, quantise
 from h3.precision import Precision
 from h3.tensor_file import TensorReader, TensorWriter, find_tensors
-from h3.untrained import H3, with_curve
+from h3.untrained import H3, Untrained, with_curve
 from tests.h3.checkpoint_files import (
     LINEARS,
     QKV,
@@ -454,3 +454,21 @@ print(before, tell("VmHWM:"))
         record_property("bytes", {"size": size, "largest": largest, "before": before, "peak": peak})
         assert peak <= before + 4 * largest + 100 * 2**20
         assert size > 1.5 * (4 * largest + 100 * 2**20)
+
+
+class TestUntrained:
+    @pytest.mark.parametrize(("to", "precision"), [(FILES[0], Precision.BF16), (FILES[1], Precision.NVFP4)])
+    def test_a_file_of_random_weights_holds_those_that_are_drawn_in_memory(self, tmp_path, to, precision):
+        source = Untrained(with_curve(MEDIUM))
+        save_untrained(source, tmp_path / "drawn.safetensors", to, CPU)
+        loaded = load_denoiser(tmp_path / "drawn.safetensors", CPU)
+        assert_same_bytes(loaded.state_dict(), source.load(CPU, precision).state_dict())
+
+    def test_what_is_there_is_kept_and_other_weights_are_refused(self, tmp_path):
+        path = tmp_path / "drawn.safetensors"
+        save_untrained(Untrained(SMALL_PRUNED), path, Target.COMFY_NVFP4, CPU)
+        written = path.stat().st_mtime_ns
+        save_untrained(Untrained(SMALL_PRUNED), path, Target.COMFY_NVFP4, CPU)
+        assert path.stat().st_mtime_ns == written
+        with pytest.raises(CheckpointError, match="holds something else"):
+            save_untrained(Untrained(SMALL_PRUNED, seed=1), path, Target.COMFY_NVFP4, CPU)
