@@ -75,12 +75,10 @@ def step_command(
         if peer and world_size > 1 and not on_gpus:
             raise ConfigError("--peer diffusers shares a step over GPUs only: take --world-size 1")
         source, config = choose_model(model, tiny=tiny, layers=layers)
-        precisions, attentions = read_precisions(precision or ["bf16"])
         contest = Field(
             source,
             config,
-            precisions,
-            attentions,
+            read_entries(precision or ["bf16"]),
             choose(Mode, mode, "--mode"),
             world_size,
             on_gpus,
@@ -279,15 +277,15 @@ def require_peer(name: str | None) -> None:
         raise ConfigError(f"--peer {name!r} is not diffusers")
 
 
-def read_precisions(texts: list[str]) -> "tuple[tuple[Precision, ...], tuple[AttentionName, ...]]":
-    """Each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
+def read_entries(texts: list[str]) -> "tuple[tuple[Precision, AttentionName], ...]":
+    """Precisions, each with the attention it is to run on: `auto` where none is named. Raises ConfigError."""
     from h3.attention import AttentionName
     from h3.precision import Precision
 
     parted = [text.partition("@") for text in texts]
-    return (
-        tuple(Precision.parse(precision) for precision, _, _ in parted),
-        tuple(AttentionName.parse(attention) if attention else AttentionName.AUTO for _, _, attention in parted),
+    return tuple(
+        (Precision.parse(precision), AttentionName.parse(attention) if attention else AttentionName.AUTO)
+        for precision, _, attention in parted
     )
 
 

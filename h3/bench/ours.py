@@ -13,13 +13,14 @@ from h3.bench.stopwatch import watching_parts
 from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Turn, WatchParts
 from h3.denoise import Denoising
 from h3.denoise_fleet import open_source
+from h3.errors import H3Error
 from h3.parallel.loading import SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode
 from h3.precision import Precision
 from h3.sampler import Latents, draw_noise, make_schedule
 from h3.sequence import Geometry, Layout
 from h3.untrained import Untrained
-from worker.mgpu import MGPURunner
+from worker.mgpu import MGPURunner, RunnerError
 
 _SCHEDULE = 8  # steps of it, taken again and again
 
@@ -30,12 +31,14 @@ class OurSteps(MGPURunner):
     _denoiser: SpreadDenoiser
 
     @torch.inference_mode()
-    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision, attention: AttentionName) -> None:
+    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision) -> None:
         source, digest = open_source(model)
         group = self.groups.transformer_group
-        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision, attention=attention)
+        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision)
         self._refiner = self._denoiser.shelve_refiner(self.device)
         self._run: _Run | None = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # other contenders are on this GPU, too
 
     @torch.inference_mode()
     def __call__(self, *, ask: TakeSteps | WatchParts | Opening) -> Iterator[object]:
@@ -53,7 +56,7 @@ class OurSteps(MGPURunner):
                     yield parts
 
     def _take(self, ask: TakeSteps) -> Turn:
-        run = self._prepare(ask.geometry)
+        run = self._prepare(ask)
         run.step()  # the device is as warm as it was before another contender's turn
         synchronize(self.device)
         if self.device.type == "cuda":
@@ -74,18 +77,21 @@ class OurSteps(MGPURunner):
         )
 
     def _watch(self, ask: WatchParts) -> Parts:
-        run = self._prepare(ask.geometry)
+        run = self._prepare(ask)
         run.step()
         with watching_parts(self._denoiser.model, self.device) as found:
             for _ in range(ask.steps):
                 run.step()
         return Parts({part: seconds / ask.steps for part, seconds in found.items()})
 
-    def _prepare(self, geometry: Geometry) -> "_Run":
-        if self._run is None or self._run.denoising.layout.geometry != geometry:
+    def _prepare(self, ask: TakeSteps | WatchParts) -> "_Run":
+        try:
+            self._denoiser.attention.take(AttentionName(ask.way), Layout(ask.geometry, TEXT_TOKENS).tokens)
+        except H3Error as exc:
+            raise RunnerError(str(exc)) from exc
+        if self._run is None or self._run.denoising.layout.geometry != ask.geometry:
             self._run = None  # its memory first
-            self._run = self._begin(geometry)
-            self._denoiser.attention.take(AttentionName.AUTO, self._run.denoising.layout.tokens)
+            self._run = self._begin(ask.geometry)
         return self._run
 
     def _begin(self, geometry: Geometry) -> "_Run":

@@ -24,6 +24,8 @@ from h3.sequence import Geometry, Layout
 from h3.untrained import Untrained
 from worker.mgpu import MGPUController, MGPURunner
 
+_HOPELESS = 1.15  # times the fastest of a peer's backends
+
 Answer = TypeVar("Answer")
 Tell = Callable[[str], object]
 
@@ -34,8 +36,7 @@ class Field:
 
     model: Path | Untrained
     config: DenoiserConfig  # of that model
-    precisions: tuple[Precision, ...]
-    attentions: tuple[AttentionName, ...]  # of each precision, in the same order
+    entries: tuple[tuple[Precision, AttentionName], ...]  # ours
     mode: Mode
     world_size: int
     on_gpus: bool
@@ -97,7 +98,7 @@ class Contender:
 
     name: str
     fleet: "BenchFleet"
-    way: str = ""
+    way: str
     precision: Precision | None = None  # None: not ours
 
     def take(self, geometry: Geometry, steps: int) -> Turn:
@@ -135,33 +136,37 @@ def measure(contest: Field, plan: Plan, tell: Tell) -> Outcome:
         ceilings = ours[0].fleet.ask(Opening(), Ceilings)
         peer = _start_peer(contest, stack, tell) if contest.with_diffusers else None
         results: list[Result] = []
+        known_s: dict[str, float] = {}
         for geometry in plan.shapes:
-            peers = _choose_ways(peer, contest, geometry, tell) if peer else []
+            peers = _choose_ways(peer, contest, geometry, known_s, tell) if peer else []
             results += _measure_shape([*ours, *peers], contest, ceilings, geometry, plan, tell)
     work = {
-        geometry: sum(part.operations for part in _count(contest, geometry, contest.precisions[0]).values())
+        geometry: sum(part.operations for part in _count(contest, geometry, Precision.BF16).values())
         for geometry in plan.shapes
     }
     return Outcome(ceilings, work, results)
 
 
 def _start_ours(contest: Field, stack: ExitStack, tell: Tell) -> Iterator[Contender]:
+    """One fleet for each precision, whatever the attentions."""
     from h3.bench.ours import OurSteps
 
-    for precision, attention in zip(contest.precisions, contest.attentions, strict=True):
-        tell(f"loading h3render {precision}")
-        fleet = stack.enter_context(
-            running(
-                OurSteps,
-                contest.world_size,
-                on_gpus=contest.on_gpus,
-                model=contest.model,
-                mode=contest.mode,
-                precision=precision,
-                attention=attention,
+    fleets: dict[Precision, BenchFleet] = {}
+    for precision, attention in contest.entries:
+        if precision not in fleets:
+            tell(f"loading h3render {precision}")
+            fleets[precision] = stack.enter_context(
+                running(
+                    OurSteps,
+                    contest.world_size,
+                    on_gpus=contest.on_gpus,
+                    model=contest.model,
+                    mode=contest.mode,
+                    precision=precision,
+                )
             )
-        )
-        yield Contender(f"h3render {precision}", fleet, precision=precision)
+        name = f"h3render {precision}" + (f" {attention}" if attention is not AttentionName.AUTO else "")
+        yield Contender(name, fleets[precision], attention, precision)
 
 
 def _start_peer(contest: Field, stack: ExitStack, tell: Tell) -> BenchFleet:
@@ -173,18 +178,27 @@ def _start_peer(contest: Field, stack: ExitStack, tell: Tell) -> BenchFleet:
     )
 
 
-def _choose_ways(peer: BenchFleet, contest: Field, geometry: Geometry, tell: Tell) -> list[Contender]:
-    """The fastest of the peer's backends at this shape, as it is and compiled."""
+def _choose_ways(
+    peer: BenchFleet, contest: Field, geometry: Geometry, known_s: dict[str, float], tell: Tell
+) -> list[Contender]:
+    """The fastest of the peer's backends at this shape, as it is and compiled.
+
+    known_s  of another shape, to be filled at the first: a backend that was slow there is not asked again
+    """
     from h3.bench.diffusers_peer import BACKENDS, COMPILED
 
+    asked = BACKENDS if contest.on_gpus else BACKENDS[:1]
+    if known_s:
+        asked = tuple(backend for backend, seconds in known_s.items() if seconds < _HOPELESS * min(known_s.values()))
     times: dict[str, float] = {}
-    for backend in BACKENDS if contest.on_gpus else BACKENDS[:1]:
+    for backend in asked:
         try:
             times[backend] = peer.ask(TakeSteps(geometry, 1, backend), Turn).step_s[0]
         except ConfigError as exc:
             tell(f"diffusers: {backend} does not run here: {exc}")
     if not times:
         raise ConfigError("none of diffusers' attention backends runs here")
+    known_s.update(times)
     tell("diffusers: " + ", ".join(f"{backend} {seconds:.3f} s" for backend, seconds in times.items()))
     fastest = min(times, key=lambda backend: times[backend])
     ways = [("eager", fastest), *([("compiled", fastest + COMPILED)] if contest.compiles else [])]
@@ -218,7 +232,7 @@ def _measure_shape(
     for contender in contenders:
         if contender.precision is not None:
             result = results[contender.name]
-            parts = contender.fleet.ask(WatchParts(geometry, 2), Parts)
+            parts = contender.fleet.ask(WatchParts(geometry, 2, contender.way), Parts)
             result.parts = _judge(parts, contest, ceilings, geometry, contender.precision, result.turns[0].attention)
     return list(results.values())
 

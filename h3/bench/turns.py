@@ -20,7 +20,7 @@ class TakeSteps:
 
     geometry: Geometry
     steps: int
-    way: str = ""  # of computing them, where a contender has several
+    way: str  # of computing them: ours have attention backends, a peer has its own ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class WatchParts:
 
     geometry: Geometry
     steps: int
+    way: str
 
 
 @dataclass(frozen=True, slots=True)

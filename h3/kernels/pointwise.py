@@ -15,7 +15,7 @@ from h3.pointwise import Modulated
 
 VECTORS = 6  # of a modulation: shift, scale, gate of attention and of the MLP
 _SWIGLU_COLUMNS = 2048  # of a program
-_HEADS = 16  # likewise
+_HEADS = 32  # likewise
 
 
 def norm_modulate(x: Tensor, weight: Tensor, eps: float, modulated: Modulated, shift: int, scale: int) -> Tensor:

@@ -30,7 +30,7 @@ def bench(tmp_path_factory):
 def test_contenders_take_turns_forth_and_back(bench):
     _, done, _ = bench
     turns = [line.partition(":")[0] for line in done.stderr.splitlines() if ": 96x64/39 " in line]
-    forth = ["h3render bf16", "h3render fp8", "diffusers eager"]
+    forth = ["h3render bf16", "h3render fp8 sdpa", "diffusers eager"]
     assert turns == [*forth, *reversed(forth)]
 
 
@@ -38,7 +38,7 @@ def test_a_report_has_what_is_needed_to_judge_it(bench):
     report, _, _ = bench
     assert report["machine"].keys() >= {"date", "devices", "torch", "python", "command"}
     assert report["world_size"] == 1
-    assert [result["name"] for result in report["results"]] == ["h3render bf16", "h3render fp8", "diffusers eager"]
+    assert [result["name"] for result in report["results"]] == ["h3render bf16", "h3render fp8 sdpa", "diffusers eager"]
     for result in report["results"]:
         steps = [seconds for turn in result["turns"] for seconds in turn["step_s"]]
         assert len(steps) == 2
