@@ -187,9 +187,9 @@ def _choose_ways(
     """
     from h3.bench.diffusers_peer import BACKENDS, COMPILED
 
-    asked = BACKENDS if contest.on_gpus else BACKENDS[:1]
+    asked: Sequence[str] = BACKENDS if contest.on_gpus else BACKENDS[:1]
     if known_s:
-        asked = tuple(backend for backend, seconds in known_s.items() if seconds < _HOPELESS * min(known_s.values()))
+        asked = [backend for backend, seconds in known_s.items() if seconds < _HOPELESS * min(known_s.values())]
     times: dict[str, float] = {}
     for backend in asked:
         try:
