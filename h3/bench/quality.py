@@ -150,7 +150,7 @@ def print_outcome(contest: Contest, results: Sequence[Result]) -> None:
     )
     for result in results:
         if result.refused:
-            table.add_row(result.name, f"{result.attention} is refused: {result.refused}")
+            table.add_row(result.name, result.attention, "refused")
             continue
         distances = [*result.evaluation.values(), *result.final.values()]
         table.add_row(
@@ -161,4 +161,7 @@ def print_outcome(contest: Contest, results: Sequence[Result]) -> None:
             *([f"{distance.psnr_db:.1f} dB" for distance in result.final.values()] or ["-"] * 2),
             "yes" if result.is_repeated else "NO",
         )
-    open_console().print(table)
+    console = open_console()
+    console.print(table)
+    for told in dict.fromkeys(result.refused for result in results if result.refused):
+        console.print(told)
