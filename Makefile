@@ -48,11 +48,15 @@ browser:
 		exit 1; \
 	fi
 
-# A step, a start and a whole render of the untrained tiny model on this machine.
+# What a render is made of, on this machine: the published sizes beside diffusers where there is a GPU, else a toy's.
+bench: SIZE := $(shell command -v nvidia-smi >/dev/null || echo --tiny)
 bench: $(INSTALLED)
-	@$(BIN)/h3render bench step --tiny
-	@$(BIN)/h3render bench load --tiny
-	@$(BIN)/h3render bench end-to-end --tiny
+	@$(BIN)/h3render bench step $(SIZE) --peer diffusers
+	@$(BIN)/h3render bench quality $(SIZE) $(if $(SIZE),--shape 96x64x39 --steps 3)
+	@$(BIN)/h3render bench decode $(SIZE) --peer diffusers
+	@$(BIN)/h3render bench transport --world-size $(if $(SIZE),2,$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'))
+	@$(BIN)/h3render bench load $(SIZE)
+	@$(BIN)/h3render bench end-to-end $(SIZE)
 
 # The controller's overhead and failure latencies on this machine, against their goals. REPORT=FILE.json keeps them.
 bench-controller: $(INSTALLED)

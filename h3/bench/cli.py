@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from h3.sequence import Geometry
 
 app = typer.Typer()
+FOLDER = Path("build/bench")
 LARGE = ["864x480x141", "1344x768x124"]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure what a render is made of on this machine.")
@@ -85,7 +86,7 @@ def step_command(
             with_diffusers=peer is not None,
             compiles=compiled and on_gpus,
         )
-        shapes = read_shapes(shape or (LARGE if on_gpus else ["256x160x39"]))
+        shapes = read_shapes(shape or (LARGE if on_gpus and not tiny else ["256x160x39"]))
         outcome = measure(contest, Plan(shapes, steps, rounds), _tell)
         print_outcome(outcome)
         if report:
@@ -99,6 +100,8 @@ def decode_command(
     model: Annotated[
         Path | None, typer.Option(help="Root of a checkpoint (default: random weights of the published size).")
     ] = None,
+    tiny: Tiny = False,
+    folder: Folder = FOLDER,
     shape: Shapes = None,
     world_size: WorldSize = 1,
     peer: Peer = None,
@@ -111,11 +114,15 @@ def decode_command(
         from h3.bench.decode import Contest, measure
         from h3.bench.decode_report import describe, print_outcome
         from h3.bench.report import require_file, write
+        from h3.bench.untrained_model import choose_root
 
         require_peer(peer)
         require_file(report, ".json", "--report")
-        on_gpus = pick_device(device).type == "cuda"
-        shapes = read_shapes(shape or (LARGE if on_gpus else ["96x64x39"]))
+        place = pick_device(device)
+        on_gpus = place.type == "cuda"
+        if tiny:
+            model = choose_root(model, folder, place, _tell, tiny=True, layers=None, precision=None)
+        shapes = read_shapes(shape or (LARGE if on_gpus and not tiny else ["96x64x39"]))
         contest = Contest(model, shapes, world_size, on_gpus, peer is not None, rounds)
         results = measure(contest, _tell)
         print_outcome(results)
@@ -199,7 +206,7 @@ def load_command(
     tiny: Tiny = False,
     layers: Layers = None,
     precision: Written = None,
-    folder: Folder = Path("build/bench"),
+    folder: Folder = FOLDER,
     mode: ModeFlag = "ulysses",
     world_size: WorldSize = 1,
     report: Report = None,
@@ -229,7 +236,7 @@ def end_to_end_command(
     tiny: Tiny = False,
     layers: Layers = None,
     precision: Written = None,
-    folder: Folder = Path("build/bench"),
+    folder: Folder = FOLDER,
     shape: Annotated[
         str | None, typer.Option(metavar="WxHxF", help="Of the video (864x480x141; with --tiny, 96x64x39).")
     ] = None,
