@@ -4,7 +4,10 @@ Every function is a collective: all ranks of the group call it with the same par
 Where rows or heads are traded, gathered or summed, one rank alone gets back what it gave, without a copy.
 """
 
-from typing import TypeVar, cast
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,24 @@ T = TypeVar("T")
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[T]):
+    """What an exchange that was begun will give. It holds what is sent until then."""
+
+    source: Tensor
+    target: Tensor
+    work: dist.Work | None  # None: it is done
+    sent_bytes: int
+    read: Callable[[Tensor], T]
+
+    def wait(self) -> T:
+        """On a GPU what is computed next waits, and the host does not."""
+        if self.work is not None:
+            with crossing(self.target.device, self.sent_bytes):
+                self.work.wait()
+        return self.read(self.target)
+
+
 def scatter_heads(qkv: Tensor, tokens: Partition, heads: Partition, group: dist.ProcessGroup) -> Tensor:
     """Trade this rank's tokens for its heads, so that attention sees the whole sequence.
 
@@ -29,18 +50,7 @@ def scatter_heads(qkv: Tensor, tokens: Partition, heads: Partition, group: dist.
     """
     if heads.ranks == 1:
         return qkv
-    rank = dist.get_rank(group)
-    rows, depth, _, head_dim = qkv.shape
-    # Each rank's heads together; it gets those of all of this rank's rows.
-    sent = torch.cat([part.flatten() for part in qkv.split(list(heads.sizes), dim=2)])
-    row = depth * heads.sizes[rank] * head_dim
-    received = _exchange(
-        sent,
-        [rows * depth * size * head_dim for size in heads.sizes],
-        [size * row for size in tokens.sizes],
-        group,
-    )
-    return received.view(tokens.total, depth, heads.sizes[rank], head_dim)
+    return begin_scatter(qkv, tokens, [heads.owned(rank) for rank in range(heads.ranks)], group).wait()
 
 
 def gather_heads(out: Tensor, tokens: Partition, heads: Partition, group: dist.ProcessGroup) -> Tensor:
@@ -51,11 +61,50 @@ def gather_heads(out: Tensor, tokens: Partition, heads: Partition, group: dist.P
     """
     if heads.ranks == 1:
         return out
-    rank = dist.get_rank(group)
-    head_dim, rows = out.shape[2], tokens.sizes[rank]
-    sizes = [rows * size * head_dim for size in heads.sizes]
-    received = _exchange(out, [size * heads.sizes[rank] * head_dim for size in tokens.sizes], sizes, group)
-    return torch.cat([part.view(rows, -1, head_dim) for part in received.split(sizes)], dim=1)
+    owned = [heads.owned(rank) for rank in range(heads.ranks)]
+    return torch.cat(begin_gather(out, tokens, owned, group).wait(), dim=1)
+
+
+def begin_scatter(
+    qkv: Tensor, tokens: Partition, heads: Sequence[slice], group: dist.ProcessGroup, *, aside: bool = False
+) -> Pending[Tensor]:
+    """`scatter_heads` of some heads, `heads[rank]` being those that a rank gets: [T, 3, len(heads[rank]), D].
+
+    `aside` lets what is computed meanwhile go on; else it is done before anything that follows.
+    """
+    rows, depth, _, head_dim = qkv.shape
+    own = _count(heads[dist.get_rank(group)])
+    # Each rank's heads together; it gets those of all of this rank's rows.
+    sent = torch.cat([qkv[:, :, owned].flatten() for owned in heads])
+    return _begin_exchange(
+        sent,
+        [rows * depth * _count(owned) * head_dim for owned in heads],
+        [size * depth * own * head_dim for size in tokens.sizes],
+        group,
+        aside,
+        lambda received: received.view(tokens.total, depth, own, head_dim),
+    )
+
+
+def begin_gather(
+    out: Tensor, tokens: Partition, heads: Sequence[slice], group: dist.ProcessGroup, *, aside: bool = False
+) -> Pending[list[Tensor]]:
+    """`gather_heads` of some heads: those of each rank, [Tr, len(heads[rank]), D]."""
+    rank, head_dim = dist.get_rank(group), out.shape[2]
+    own, rows = _count(heads[rank]), tokens.sizes[rank]
+    sizes = [rows * _count(owned) * head_dim for owned in heads]
+    return _begin_exchange(
+        out,
+        [size * own * head_dim for size in tokens.sizes],
+        sizes,
+        group,
+        aside,
+        lambda received: [part.view(rows, -1, head_dim) for part in received.split(sizes)],
+    )
+
+
+def _count(heads: slice) -> int:
+    return int(heads.stop - heads.start)
 
 
 def gather_rows(part: Tensor, rows: Partition, group: dist.ProcessGroup) -> Tensor:
@@ -128,17 +177,31 @@ def share_all(value: T, group: dist.ProcessGroup) -> list[T]:
 
 def _exchange(source: Tensor, sent_sizes: list[int], received_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
     """All-to-all of consecutive parts of `source`, one for each rank, given the element counts. Returns a flat one."""
+    return _begin_exchange(source, sent_sizes, received_sizes, group, False, lambda received: received).wait()
+
+
+def _begin_exchange(
+    source: Tensor,
+    sent_sizes: list[int],
+    received_sizes: list[int],
+    group: dist.ProcessGroup,
+    aside: bool,
+    read: Callable[[Tensor], T],
+) -> Pending[T]:
     target = source.new_empty(sum(received_sizes))
     size, kept = source.element_size(), sent_sizes[dist.get_rank(group)]
-    with crossing(source.device, (sum(sent_sizes) - kept) * size):
-        dist.all_to_all_single(
+    sent_bytes = (sum(sent_sizes) - kept) * size
+    # What goes on aside is metered where it is waited for.
+    with nullcontext() if aside else crossing(source.device, sent_bytes):
+        work = dist.all_to_all_single(
             _as_bytes(target),
-            _as_bytes(source),
+            sent := _as_bytes(source),
             output_split_sizes=[count * size for count in received_sizes],
             input_split_sizes=[count * size for count in sent_sizes],
             group=group,
+            async_op=aside,
         )
-    return target
+    return Pending(sent, target, work, sent_bytes, read)
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -189,6 +189,10 @@ class TestLayers:
     def test_blocks_with_fused_pointwise_work_are_spread_like_the_others(self, ranks, mode):
         ranks(check_fused, mode, world_size=3)
 
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_heads_that_are_exchanged_in_groups_give_the_same_bits(self, ranks, world_size):
+        ranks(check_head_groups, world_size=world_size)
+
     @pytest.mark.parametrize("mode", Mode)
     @pytest.mark.parametrize("world_size", [1, 3])
     def test_rows_that_are_rounded_before_they_are_sent_are_as_those_rounded_after(self, ranks, mode, world_size):
@@ -208,6 +212,22 @@ def check_fused(group, mode):
     assert worst(one_velocity(part), one_velocity(whole)) <= FORWARD_FP32
     told = load_spread(Kept(CONFIG), "", mode, CPU, group, precision=Precision.FP32)
     assert told.pointwise == told.provenance(CPU).pointwise == EAGER  # on a CPU nothing is fused
+
+
+def check_head_groups(group):
+    """Also in more groups than a rank has heads. What is exchanged is as much, in more calls."""
+    told = {}
+    for groups in (1, 2, 3, 100):
+        part = copy.deepcopy(whole_model(CONFIG, Precision.BF16))
+        spread(part, Mode.ULYSSES, group, head_groups=groups)
+        with measure_transport() as meter:
+            told[groups] = one_velocity(part), meter.read()
+    expected, plain = told.pop(1)
+    for found, grouped in told.values():
+        assert torch.equal(found.video, expected.video)
+        assert torch.equal(found.audio, expected.audio)
+        assert grouped.sent_bytes == plain.sent_bytes
+        assert grouped.calls > plain.calls
 
 
 def check_rounded(group, mode):

@@ -51,6 +51,10 @@ def step_command(
         list[str] | None, typer.Option(help="bf16, nvfp4 or fp8, and with @ an attention, as fp8@fa3; again for more.")
     ] = None,
     mode: ModeFlag = "ulysses",
+    head_groups: Annotated[
+        int,
+        typer.Option(min=1, help="With ulysses: exchange so many groups of heads, each beside another's attention."),
+    ] = 1,
     world_size: WorldSize = 1,
     peer: Peer = None,
     compiled: Annotated[bool, typer.Option(help="Measure the peer compiled, too, on GPUs.")] = True,
@@ -81,6 +85,7 @@ def step_command(
             config,
             read_entries(precision or ["bf16"]),
             choose(Mode, mode, "--mode"),
+            head_groups,
             world_size,
             on_gpus,
             with_diffusers=peer is not None,

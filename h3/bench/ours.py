@@ -31,10 +31,12 @@ class OurSteps(MGPURunner):
     _denoiser: SpreadDenoiser
 
     @torch.inference_mode()
-    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision) -> None:
+    def setup(self, *, model: Path | Untrained, mode: Mode, precision: Precision, head_groups: int) -> None:
         source, digest = open_source(model)
         group = self.groups.transformer_group
-        self._denoiser = load_spread(source, digest, mode, self.device, group, precision=precision)
+        self._denoiser = load_spread(
+            source, digest, mode, self.device, group, precision=precision, head_groups=head_groups
+        )
         self._refiner = self._denoiser.shelve_refiner(self.device)
         self._run: _Run | None = None
         if self.device.type == "cuda":

@@ -40,6 +40,7 @@ def describe(contest: Field, outcome: Outcome) -> dict[str, object]:
         "machine": describe_machine(on_gpus=contest.on_gpus),
         "model": str(contest.model),
         "mode": str(contest.mode),
+        "head_groups": contest.head_groups,
         "world_size": contest.world_size,
         "ceilings": asdict(outcome.ceilings),
         "results": [_describe_result(result, outcome) for result in outcome.results],

@@ -38,6 +38,7 @@ class Field:
     config: DenoiserConfig  # of that model
     entries: tuple[tuple[Precision, AttentionName], ...]  # ours
     mode: Mode
+    head_groups: int  # of an exchange, with Ulysses
     world_size: int
     on_gpus: bool
     with_diffusers: bool
@@ -163,6 +164,7 @@ def _start_ours(contest: Field, stack: ExitStack, tell: Tell) -> Iterator[Conten
                     model=contest.model,
                     mode=contest.mode,
                     precision=precision,
+                    head_groups=contest.head_groups,
                 )
             )
         name = f"h3render {precision}" + (f" {attention}" if attention is not AttentionName.AUTO else "")

@@ -87,6 +87,7 @@ def load_spread(
     precision: Precision | None = None,
     attention: AttentionName = AttentionName.AUTO,
     waits: Callable[[str], bool] = lambda _: False,
+    head_groups: int = 1,
 ) -> SpreadDenoiser:
     """Collective over `group`. Tensors that wait lie in host memory.
 
@@ -104,7 +105,7 @@ def load_spread(
     # Both before layers are spread, which wraps them.
     pointwise = settle_pointwise(model, device, group)
     shared = settle_attention(model, attention, device, group)
-    spread(model, mode, group)
+    spread(model, mode, group, head_groups)
     return SpreadDenoiser(model, digest, mode, world_size, precision, settled, pointwise, shared)
 
 

@@ -48,13 +48,14 @@ def trim_for(mode: Mode, config: DenoiserConfig, precision: Precision, rank: int
             return partial(cut_weights, partition=partition_weights(config, precision, world_size), rank=rank)
 
 
-def spread(model: Denoiser, mode: Mode, group: dist.ProcessGroup) -> None:
+def spread(model: Denoiser, mode: Mode, group: dist.ProcessGroup, head_groups: int = 1) -> None:
     """Run a model, loaded as `trim_for` has it, over `group`: at one rank, too, and then bit for bit as without.
 
     Its inputs and outputs stay whole on every rank. A collective at each velocity from now on. Raises PartitionError.
+    `head_groups` are exchanged one beside the attention of another; tensor mode exchanges no heads.
     """
     match mode:
         case Mode.ULYSSES:
-            share_attention(model, group)
+            share_attention(model, group, head_groups)
         case Mode.TENSOR:
             share_layers(model, group)
