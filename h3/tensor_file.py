@@ -7,11 +7,13 @@ straight to their device, so that host memory never holds more than one.
 Source: the safetensors format, https://huggingface.co/docs/safetensors.
 """
 
+import itertools
 import json
 import logging
 import math
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +46,10 @@ _LARGEST_SIZE = 2**62  # bytes or values; torch can count so far
 _MOST_DIMS = 16  # numpy and torch can hold more, H3 has 5 at most
 _PEEK_BYTES = 64
 _LONGEST_NAME = 255  # of a file, in bytes
-_STAGING_BYTES = 64 * 2**20  # of pinned memory, twice: one part is read while the other travels to the GPU
+_STAGING_BYTES = 64 * 2**20
+_STAGES = 2  # of pinned memory, so large each: one part is read while another travels to the GPU
+_THREADS = 4
+_WORTH_SHARING = 1 << 22  # bytes
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +195,8 @@ class TensorReader:
         self._device = device
         self._staging: list[Tensor] = []
         self._copied: list[torch.cuda.Event] = []
+        self._turns = itertools.cycle(range(_STAGES))
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="reader")
 
     def __enter__(self) -> Self:
         return self
@@ -197,40 +204,59 @@ class TensorReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._staging.clear()
+        self._threads.shutdown()
+        self._staging.clear()  # torch keeps what is still copied from
 
     def read(self, stored: StoredTensor) -> Tensor:
-        """The whole tensor, on the device. Raises CheckpointError if the file has changed since its header was read."""
+        """The whole tensor, on the device, whose stream may still be copying it.
+
+        Raises CheckpointError if the file has changed since its header was read.
+        """
         target = torch.empty(stored.end - stored.begin, dtype=torch.uint8, device=self._device)
         with stored.path.open("rb", buffering=0) as file:
-            file.seek(stored.begin)
             if self._device.type == "cuda":
                 self._read_in_parts(file.fileno(), stored, target)
             else:
-                _read_exactly(file.fileno(), stored, target)
+                self._read_part(file.fileno(), stored, stored.begin, target)
         return target.view(stored.form.dtype).view(stored.form.shape)
 
     def _read_in_parts(self, file: int, stored: StoredTensor, target: Tensor) -> None:
         if not self._staging:
-            self._staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-            self._copied = [torch.cuda.Event() for _ in range(2)]
-        for number, part in enumerate(target.split(_STAGING_BYTES)):
-            staging, copied = self._staging[number % 2][: len(part)], self._copied[number % 2]
+            self._staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_STAGES)]
+            self._copied = [torch.cuda.Event() for _ in range(_STAGES)]
+        offset = stored.begin
+        for part in target.split(_STAGING_BYTES):
+            turn = next(self._turns)
+            staging, copied = self._staging[turn][: len(part)], self._copied[turn]
             copied.synchronize()  # its last part has left
-            _read_exactly(file, stored, staging)
+            self._read_part(file, stored, offset, staging)
             part.copy_(staging, non_blocking=True)
             copied.record()
-        for copied in self._copied:
-            copied.synchronize()
+            offset += len(part)
+
+    def _read_part(self, file: int, stored: StoredTensor, offset: int, target: Tensor) -> None:
+        """From there on, in several threads where it is large: one alone copies a few GB/s out of the page cache."""
+        if target.nbytes < _WORTH_SHARING:
+            _read_exactly(file, stored, offset, target)
+            return
+        pieces = target.tensor_split(_THREADS)
+        offsets = itertools.accumulate((len(piece) for piece in pieces[:-1]), initial=offset)
+        reading = [
+            self._threads.submit(_read_exactly, file, stored, place, piece)
+            for place, piece in zip(offsets, pieces, strict=True)
+        ]
+        wait(reading)  # all, before one of them is heard: the file must stay open
+        for done in reading:
+            done.result()
 
 
-def _read_exactly(file: int, stored: StoredTensor, target: Tensor) -> None:
+def _read_exactly(file: int, stored: StoredTensor, offset: int, target: Tensor) -> None:
     view = memoryview(target.numpy().data)
     while view:
-        count = os.readv(file, [view])
+        count = os.preadv(file, [view], offset)
         if not count:
             raise CheckpointError(f"{stored.path} has become shorter while it was read: fetch it again")
-        view = view[count:]
+        view, offset = view[count:], offset + count
 
 
 class TensorWriter:

@@ -5,7 +5,7 @@ second start is that of a fleet restarted on the same machine, which must not re
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,13 @@ from typing import Self
 from h3.bench.load_ranks import DenoiserLoad, Loaded, ModelLoad, TellLoad
 from h3.bench.page_cache import Warming, find_files, read_into_cache
 from h3.bench.step import BenchFleet, running
+from h3.bench.turns import Tell
 from h3.checkpoint import DenoiserFiles
 from h3.denoise_fleet import plain_rank_errors, require_devices
 from h3.model_folder import ModelFolder
 from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
 from h3.precision import Precision
-
-Tell = Callable[[str], object]
 
 STARTS = 2
 UNTIL_MADE, UNTIL_SETUP, UNTIL_READY = "processes, torch, device", "process groups", "until all are ready"

@@ -6,14 +6,14 @@ in one half of a round goes last in the other.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from h3.attention import AttentionName
-from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Turn, WatchParts
+from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Tell, Turn, WatchParts
 from h3.bench.work import Ceilings, Part, Work, count_work, floor_s
 from h3.config import DenoiserConfig
 from h3.denoise_fleet import plain_rank_errors
@@ -27,7 +27,6 @@ from worker.mgpu import MGPUController, MGPURunner
 _HOPELESS = 1.15  # times the fastest of a peer's backends
 
 Answer = TypeVar("Answer")
-Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)

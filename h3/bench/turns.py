@@ -1,12 +1,14 @@
 """What contenders are asked for, and what they answer: the words between a bench and its ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from h3.bench.work import Part
 from h3.sequence import Geometry
 
 TEXT_TOKENS = 300
+
+Tell = Callable[[str], object]  # progress, for a person
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from h3.bench.model import choose_model
+from h3.bench.turns import Tell
 from h3.config import DenoiserConfig
 from h3.convert import Target, save_untrained
 from h3.errors import ConfigError
@@ -29,7 +30,6 @@ from h3.vae_config import AudioVaeConfig, OfficialSource, OfficialWrapper, Video
 from h3.vae_files import is_kept_in_fp32
 from h3.vae_shapes import audio_shapes, video_shapes
 
-Tell = Callable[[str], object]
 Fields = dict[str, object]
 Shapes = Mapping[str, tuple[int, ...]]
 
