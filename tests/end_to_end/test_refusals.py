@@ -109,7 +109,8 @@ def test_a_wrong_setting_is_named_by_its_variable(
 
 
 def test_a_size_that_the_model_does_not_have_is_not_timed(checkpoint):
-    assert "100x160 pixels: both sides must be multiples of 32" in refused("bench", str(checkpoint), "--width", "100")
+    told = refused("bench", "step", "--model", str(checkpoint), "--shape", "100x160x39")
+    assert "100x160 pixels: both sides must be multiples of 32" in told
 
 
 def test_a_tiny_checkpoint_is_not_written_over_another(checkpoint):
