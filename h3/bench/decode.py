@@ -7,7 +7,9 @@ from pathlib import Path
 from h3.bench.decode_ranks import DecodeAll, Decoded, DecodeRanks
 from h3.bench.step import running
 from h3.bench.turns import Tell
+from h3.model_folder import ModelFolder
 from h3.sequence import Geometry
+from h3.vae_files import read_video_vae
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Result:
 
 def measure(contest: Contest, tell: Tell) -> list[Result]:
     """Raises CheckpointError, ConfigError, RanksFailed."""
+    if contest.model is not None:
+        read_video_vae(ModelFolder.below(contest.model).video_vae).check()  # before a rank is started
     ways = {"h3render": False, **({"diffusers": True} if contest.with_diffusers else {})}
     results: list[Result] = []
     with running(DecodeRanks, contest.world_size, on_gpus=contest.on_gpus, model=contest.model) as ranks:

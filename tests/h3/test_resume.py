@@ -132,9 +132,9 @@ def test_a_render_that_is_stopped_leaves_a_checkpoint_of_its_last_step_and_goes_
 
 
 def test_a_decode_stops_between_two_clips(fleet, whole, tmp_path):
-    request = REQUEST.model_copy(update={"frames": 107})
+    request = REQUEST.model_copy(update={"frames": 362})  # 21 clips: ranks run ahead of who reads what they give
     stopped = stop_after(fleet, tmp_path, lambda item: isinstance(item, Segment), None, request)
-    assert 1 <= len(of(stopped, Segment)) < 6
+    assert 1 <= len(of(stopped, Segment)) < 21
     assert not of(stopped, Finished)
 
 

@@ -123,13 +123,12 @@ def test_clips_joined_equal_the_whole_decode(load_in, dtype, clips, shape):
     assert torch.equal(next(video.clips(latents)), to_pixels(streamed[0]))
 
 
-@pytest.mark.parametrize("most", [2, 4, 15])
 @torch.inference_mode()
-def test_tiles_decoded_together_are_those_decoded_alone(load_in, most):
+def test_tiles_decoded_together_are_those_decoded_alone(load_in):
     vae = load_in(torch.float32)[1].module
-    tiles = list(torch.randn(9, 1, 24, 7, 16, 16, generator=torch.Generator().manual_seed(0)))
+    tiles = list(torch.randn(5, 1, 24, 7, 6, 4, generator=torch.Generator().manual_seed(0)))
     alone = [vae.decoder(vae.post_quant_conv(tile)) for tile in tiles]
-    together = decode_tiles(vae, tiles, most)
+    together = decode_tiles(vae, tiles, 2)
     assert len(together) == len(alone)
     for found, right in zip(together, alone, strict=True):
         torch.testing.assert_close(found, right, rtol=0, atol=1e-5)
