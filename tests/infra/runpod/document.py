@@ -84,9 +84,8 @@ class Document:
     def read_headers(self, operation: Operation, headers: dict[str, str]) -> Query:
         """Of the headers only those that the document names."""
         names = [parameter["name"] for parameter in operation.parameters if parameter["in"] == "header"]
-        return self._read(
-            operation, "header", [(name, headers[name.lower()]) for name in names if name.lower() in headers]
-        )
+        sent = [(name, headers[name.lower()]) for name in names if name.lower() in headers]
+        return self._read(operation, "header", sent)
 
     def body_complaints(self, operation: Operation, body: object) -> list[str]:
         return self.complaints(f"{operation.pointer}/requestBody/content/application~1json/schema", body)
@@ -94,17 +93,15 @@ class Document:
     def answer_complaints(self, operation: Operation, status: int, content_type: str, body: object) -> list[str]:
         """What about an answer isn't in the document. `body`: parsed, or text if it isn't JSON; None if empty."""
         pointer, answer = self._answer(operation, status)
-        content = answer.get("content", {})
-        if not content or body is None:
-            return (
-                []
-                if not content and body is None
-                else [f"{operation.id} {status}: a body, or none, against the document"]
-            )
+        content, where = answer.get("content", {}), f"{operation.id} {status}"
+        if not content:
+            return [] if body is None else [f"{where}: a body where the document has none"]
+        if body is None:
+            return [f"{where}: no body where the document has one"]
         if content_type not in content:
-            return [f"{operation.id} {status}: {content_type!r} is none of {sorted(content)}"]
+            return [f"{where}: {content_type!r} is none of {sorted(content)}"]
         schema = f"{pointer}/content/{_escape(content_type)}/schema"
-        return [f"{operation.id} {status}: {line}" for line in self.complaints(schema, body)]
+        return [f"{where}: {line}" for line in self.complaints(schema, body)]
 
     def complaints(self, pointer: str, value: object) -> list[str]:
         """What about a value breaks the schema at `pointer`, a missing field first.

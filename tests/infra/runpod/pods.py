@@ -125,8 +125,11 @@ class Pod:
         return [phase for phase in self.phases if phase.since <= now]
 
     def _go_on(self, *phases: Phase) -> None:
+        """Until the end that the course has for it, if that is still to come."""
         now = phases[0].since
         ends_at = self.created_at + self.course.ends_s
+        if self.course.ends_as is None or ends_at <= now:
+            ends_at = math.inf
         self.phases = [*self._past(now), *(phase for phase in phases if phase.since < ends_at)]
-        if self.course.ends_as is not None and now < ends_at < math.inf:
+        if ends_at < math.inf:
             self.phases.append(Phase(self.course.ends_as, ends_at))

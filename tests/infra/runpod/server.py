@@ -23,6 +23,7 @@ from tests.infra.runpod.service import KEY, Request, Seen, Service, make_service
 from tests.infra.runpod.world import World
 
 INTERVAL_S = 0.01  # in which a log stream and the machines look for news
+STOP_INTERVAL_S = 0.002  # in which the server looks whether to stop: each test waits for it
 
 
 class RunPod:
@@ -73,6 +74,12 @@ class RunPod:
         with self._service.lock:
             return self._service.script.unused()
 
+    @contextmanager
+    def changing(self) -> Iterator[World]:
+        """The world, while no request is answered: to change it beside clients in other threads or processes."""
+        with self._service.lock:
+            yield self.world
+
     def next_pods(self, *courses: Course) -> None:
         """What becomes of the pods that are created next, one course each."""
         with self._service.lock:
@@ -93,10 +100,10 @@ class RunPod:
         with self._service.lock:
             self.world.log(pod_id, text, self.now, source)
 
-    def running(self) -> list[Pod]:
+    def alive(self) -> list[Pod]:
         """Pods that cost money now, whoever knows of them."""
         with self._service.lock:
-            return self.world.running(self.now)
+            return self.world.alive(self.now)
 
     def seen(self, method: str = "", path: str = "") -> list[Seen]:
         """The requests so far, oldest first; of one method, or whose path contains `path`."""
@@ -156,7 +163,7 @@ def running_runpod(
     )
     server = _Server(service)
     runpod = RunPod(service, f"http://127.0.0.1:{server.server_port}", start)
-    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": INTERVAL_S})]
+    threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": STOP_INTERVAL_S})]
     if start is not None:
         threads.append(threading.Thread(target=_settle_until, args=(runpod, server.stopping)))
     for thread in threads:

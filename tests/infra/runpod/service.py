@@ -106,14 +106,15 @@ class _Visit:
             answer = self._answer()
         except Refusal as refusal:
             answer = refusal.answer()
+        is_dropped = False
         if self._plan is not None:
-            answer = self._plan.changed(answer)
+            answer, is_dropped = self._plan.changed(answer), self._plan.drops_answer
         if self._key == "right":
             answer = replace(answer, headers=answer.headers | self._service.rate_limit.headers(self._now))
         answer = self._checked(answer)
         self._service.settle()  # what the call itself changed
         self._service.log.append(self._seen(answer.status))
-        return Reply(None if self._plan is not None and self._plan.drops_answer else answer, self._plan)
+        return Reply(None if is_dropped else answer, self._plan)
 
     def _answer(self) -> Answer:
         call = self._read_call()
@@ -121,11 +122,13 @@ class _Visit:
             raise Refusal(401, f"{self._key} bearer token")
         self._service.rate_limit.count(self._now)
         self._plan = self._service.script.judge(call.operation.method, self._request.path, call.operation.template)
-        if self._plan is not None and (instead := self._plan.in_place_of_call(call.query)) is not None:
-            return instead
+        if self._plan is not None:
+            if (instead := self._plan.in_place_of_call(call.query)) is not None:
+                return instead
+            call = self._plan.bent(call)
         if self._complaints:
             raise Unprocessable(*self._complaints)
-        return CALLS.get(call.operation.id, self._lack)(call if self._plan is None else self._plan.bent(call))
+        return CALLS.get(call.operation.id, self._lack)(call)
 
     def _read_call(self) -> Call:
         """The request as the document reads it. What it doesn't have is noted first, whatever comes of it."""

@@ -28,8 +28,8 @@ def post(http):
 @pytest.mark.parametrize(("fault", "status"), INSTEAD.items(), ids=lambda value: getattr(value, "name", value))
 def test_a_fault_in_place_of_a_call_does_nothing_once(runpod, http, fault, status):
     runpod.script("POST", "/v2/pods", fault)
-    assert (post(http).status_code, runpod.running()) == (status, [])
-    assert (post(http).status_code, len(runpod.running())) == (201, 1)
+    assert (post(http).status_code, runpod.alive()) == (status, [])
+    assert (post(http).status_code, len(runpod.alive())) == (201, 1)
     assert [seen.fault for seen in runpod.seen("POST")] == [fault, None]
 
 
@@ -50,7 +50,7 @@ def test_a_redirect_names_its_target(runpod, http):
 )
 def test_an_error_may_come_though_the_pod_is_there(runpod, http, fault, status):
     runpod.script("POST", "/v2/pods", fault)
-    assert (post(http).status_code, len(runpod.running())) == (status, 1)
+    assert (post(http).status_code, len(runpod.alive())) == (status, 1)
 
 
 @pytest.mark.parametrize(("fault", "pods"), [(Fault.CLOSE, 0), (Fault.CLOSE_AFTER_EFFECT, 1), (Fault.HALF_BODY, 1)])
@@ -58,7 +58,7 @@ def test_a_connection_may_close_before_or_after_the_pod_is_made(runpod, http, fa
     runpod.script("POST", "/v2/pods", fault)
     with pytest.raises(httpx2.RemoteProtocolError):
         post(http)
-    assert len(runpod.running()) == pods
+    assert len(runpod.alive()) == pods
 
 
 def test_an_answer_may_drip_and_may_stall(runpod, http):
@@ -128,7 +128,7 @@ def test_a_deleted_pod_may_still_be_listed_for_a_while(runpod, http):
     runpod.script("DELETE", "/v2/pods/{id}", Fault.STILL_LISTED, seconds=30)
     assert http.delete(f"/v2/pods/{pod['id']}").status_code == 204
     assert [each["status"] for each in http.get("/v2/pods").json()["pods"]] == ["PROVISIONING"]
-    assert runpod.running() == []
+    assert runpod.alive() == []
     runpod.advance(30)
     assert http.get("/v2/pods").json()["pods"] == []
     assert http.get(f"/v2/pods/{pod['id']}").status_code == 404

@@ -39,7 +39,7 @@ def volume(runpod):
 def test_a_create_that_breaks_a_rule_is_400_and_places_nothing(runpod, http, volume, request_body, reason):
     runpod.world.unknown_images.add("h3:none")
     answer = http.post("/v2/pods", json=request_body)
-    assert (answer.status_code, runpod.running()) == (400, [])
+    assert (answer.status_code, runpod.alive()) == (400, [])
     assert reason in answer.json()["detail"]
 
 

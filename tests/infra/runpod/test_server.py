@@ -45,11 +45,11 @@ def test_a_pod_comes_up_in_steps(runpod, http):
 
 def test_a_pod_is_404_once_it_is_deleted_and_costs_nothing(runpod, http):
     pod = create(http)
-    assert len(runpod.running()) == 1
+    assert len(runpod.alive()) == 1
     assert http.delete(f"/v2/pods/{pod['id']}").status_code == 204
     assert http.get(f"/v2/pods/{pod['id']}").status_code == 404
     assert http.delete(f"/v2/pods/{pod['id']}").status_code == 404
-    assert (ids(http), runpod.running()) == ([], [])
+    assert (ids(http), runpod.alive()) == ([], [])
 
 
 def test_a_stopped_pod_costs_nothing_and_starts_on_the_same_machine_if_it_is_free(runpod, http):
@@ -106,11 +106,20 @@ def test_a_pod_dies_when_its_course_says_so(runpod, http, status):
     assert get(http, pod["id"])["status"] == status
 
 
+def test_a_pod_that_died_can_be_started_again(runpod, http):
+    runpod.next_pods(Course(ends_as=Status.EXITED, ends_s=100))
+    pod = create(http)
+    runpod.advance(100)
+    http.post(f"/v2/pods/{pod['id']}/action", json={"action": "start"})
+    runpod.advance(80)
+    assert get(http, pod["id"])["status"] == "RUNNING"
+
+
 def test_a_pod_vanishes_while_it_starts(runpod, http):
     runpod.next_pods(Course(ends_as=Status.TERMINATED, ends_s=30))
     pod = create(http)
     runpod.advance(30)
-    assert (http.get(f"/v2/pods/{pod['id']}").status_code, ids(http), runpod.running()) == (404, [], [])
+    assert (http.get(f"/v2/pods/{pod['id']}").status_code, ids(http), runpod.alive()) == (404, [], [])
 
 
 def test_a_pod_is_ended_by_the_test_without_a_request(runpod, http):
@@ -147,7 +156,8 @@ def test_stock_is_what_the_pods_left(runpod, http):
 
 
 def test_nothing_is_placed_in_a_gap(runpod, http):
-    runpod.world.catalog.gaps.append(Gap("EU-RO-1", runpod.now, runpod.now + 60))
+    with runpod.changing() as world:
+        world.catalog.gaps.append(Gap("EU-RO-1", runpod.now, runpod.now + 60))
     assert http.post("/v2/pods", json=body(dataCenterIds=["EU-RO-1"])).status_code == 400
     runpod.advance(60)
     assert create(http, dataCenterIds=["EU-RO-1"])["dataCenterId"] == "EU-RO-1"
@@ -220,7 +230,7 @@ def test_without_the_right_key_all_is_401_and_nothing_is_done(runpod, authorizat
     headers = {} if authorization is None else {"Authorization": authorization}
     answer = httpx2.post(f"{runpod.url}/v2/pods", json=body(), headers=headers, verify=False, trust_env=False)
     assert (answer.status_code, "RateLimit" in answer.headers) == (401, False)
-    assert runpod.running() == []
+    assert runpod.alive() == []
     assert [seen.key for seen in runpod.seen()] == ["missing" if authorization is None else "wrong"]
 
 

@@ -67,6 +67,8 @@ class Wish:
 
 @dataclass(slots=True)
 class World:
+    """A test sets its quirks when it makes one, and may change what it likes later."""
+
     catalog: Catalog = field(default_factory=Catalog)
     course: Course = field(default_factory=Course)  # of a pod that has none of its own
     listing_lag_s: float = 0.0  # until a new pod is listed
@@ -141,9 +143,9 @@ class World:
             and (with_clusters or pod.cluster is None)
         ]
 
-    def running(self, now: float) -> list[Pod]:
-        """Those that cost: what a test asks at the end of a night."""
-        return [pod for pod in self.pods if pod.holds_gpus(now)]
+    def alive(self, now: float) -> list[Pod]:
+        """Those that cost, if only for their disk: what a test asks at the end of a night."""
+        return [pod for pod in self.pods if pod.status(now) is not Status.TERMINATED]
 
     def change(self, pod_id: str, action: str, now: float, *, stale_s: float = 0.0) -> Pod:
         """`stale_s`: a pod that is terminated is shown as before for so long."""
