@@ -8,7 +8,8 @@ It shows that a client keeps that contract too; it does not show that RunPod doe
         client = Client(runpod.url, runpod.key)  # or a child process, with `runpod.environment`
         ...
         runpod.advance(90)  # seconds; the clock stands still else
-        assert runpod.changes() == []  # no request but GET
+        assert len(runpod.alive()) == 1  # what costs money, whoever knows of it
+        assert len(runpod.changes()) == 1  # requests other than GET
         assert runpod.outside() == []  # none that the document doesn't have
 
 How the parts are cut:

@@ -3,6 +3,7 @@
 import json
 from contextlib import contextmanager
 
+import httpx2
 import pytest
 
 from tests.infra.runpod.conftest import body
@@ -73,5 +74,5 @@ def test_the_log_of_a_pod_that_is_gone_is_404(http, pod):
 
 def test_a_stream_may_break_after_its_first_lines(runpod, http, pod):
     runpod.script("GET", "/v2/pods/{id}/logs", Fault.HALF_BODY)
-    with pytest.raises(Exception, match="incomplete chunked read"), events(http, pod) as found:
+    with pytest.raises(httpx2.RemoteProtocolError), events(http, pod) as found:
         list(found)
