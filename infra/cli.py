@@ -232,10 +232,10 @@ def terminate(
 
     with plain_errors():
         _check_confirmation(yes=yes, dry_run=dry_run)
-        settings = read_pod_settings()
+        settings = _read_settings_for(pod_id)
         with open_desk(settings) as desk:
             try:
-                pod = desk.api.get_pod(check_pod_id(pod_id))
+                pod = desk.api.get_pod(pod_id)
             except NotFound:
                 record_gone(desk.ledger, pod_id)
                 typer.echo(f"{pod_id} is gone already")
@@ -265,8 +265,7 @@ def get(
     as_json: Json = False,
 ) -> None:
     """One pod: status, place, cost, SSH."""
-    with plain_errors(), open_desk(read_pod_settings()) as desk:
-        check_pod_id(pod_id)
+    with plain_errors(), open_desk(_read_settings_for(pod_id)) as desk:
         pod = desk.api.get_pod(pod_id) if wait is None else _await(desk, pod_id, wait, needs_worker=False)
         _show_pod(desk, pod, as_json=as_json)
 
@@ -282,12 +281,17 @@ def wait(
 ) -> None:
     """Until a pod is up: it runs, and takes SSH."""
     with plain_errors():
-        check_pod_id(pod_id)
-        settings = read_pod_settings()
+        settings = _read_settings_for(pod_id)
         if worker and settings.redis_url is None:
             raise GuardRefused("--worker: REDIS_URL is not set, so no worker can be heard of")
         with open_desk(settings) as desk:
             _show_pod(desk, _await(desk, pod_id, timeout, needs_worker=worker), as_json=as_json)
+
+
+def _read_settings_for(pod_id: str) -> PodSettings:
+    """Once the id is one: what is wrong with a command is told before the key is looked at."""
+    check_pod_id(pod_id)
+    return read_pod_settings()
 
 
 def _await(desk: Desk, pod_id: str, within_s: float, *, needs_worker: bool) -> "Pod":
@@ -346,8 +350,8 @@ def logs(
     with plain_errors():
         if source not in (None, "container", "system"):
             raise GuardRefused(f"--source {source!a}: write container or system, or leave it out")
-        with open_desk(read_pod_settings()) as desk:
-            for line in desk.api.read_logs(check_pod_id(pod_id), for_s=seconds, tail=tail, source=source):
+        with open_desk(_read_settings_for(pod_id)) as desk:
+            for line in desk.api.read_logs(pod_id, for_s=seconds, tail=tail, source=source):
                 typer.echo(describe_line(line))
 
 
@@ -360,8 +364,10 @@ def cost(
     """What pods have cost, by RunPod's bill."""
     from infra.views import describe_billing
 
-    with plain_errors(), open_desk(read_pod_settings()) as desk:
-        billing = desk.api.read_billing(check_pod_id(pod_id) if pod_id is not None else None, hours)
+    with plain_errors():
+        settings = _read_settings_for(pod_id) if pod_id is not None else read_pod_settings()
+        with open_desk(settings) as desk:
+            billing = desk.api.read_billing(pod_id, hours)
     for line in [billing.model_dump_json()] if as_json else describe_billing(billing, hours):
         typer.echo(line)
 

@@ -212,8 +212,8 @@ def _say_refusals(refusals: list[ApiError]) -> InfraError:
     if not any(isinstance(exc, RequestRejected) for exc in refusals):
         return last
     return NoCapacity(
-        f"no data center gave the pod; the last answer: {last}: if it does not speak of capacity, the request is at "
-        "fault"
+        f"no data center gave the pod: {last}. If this does not speak of capacity, the request is at fault; else try "
+        "again later"
     )
 
 

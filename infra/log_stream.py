@@ -3,6 +3,7 @@
 A stream that is cut is opened again from the time of the last line; lines that come twice by that are told once.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -24,14 +25,18 @@ def read_lines(
 ) -> Iterator[LogLine]:
     """Raises ApiError if it cannot be opened."""
     end = clock.monotonic() + for_s
-    last, seen = since, set[LogLine]()
+    last, told = since, Counter[LogLine]()  # the lines that were told of the last moment
     while (left_s := end - clock.monotonic()) > 0:
+        again = told.copy()
         try:
             with transport.stream(path, {**params, **_resume_at(last)}, left_s) as chunks:
                 for line in parse_events(_until(end, clock, chunks)):
-                    if line not in seen:
-                        last, seen = line.ts, {*(seen if line.ts == last else ()), line}
-                        yield line.model_copy(update={"line": transport.conceal(line.line)})
+                    if again[line] > 0:
+                        again[line] -= 1
+                        continue
+                    told = told if line.ts == last else Counter()
+                    last, told[line] = line.ts, told[line] + 1
+                    yield line.model_copy(update={"line": transport.conceal(line.line)})
         except ConnectionLost as exc:
             if clock.monotonic() >= end:
                 return

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from infra.answers import DataCenter, GpuType, NetworkVolume, Stock
 from infra.errors import GuardRefused, NoCapacity
 
+MOST_NEAR = 5  # ids that are told instead of one that is unknown
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -20,13 +22,16 @@ def find_gpu(gpus: Sequence[GpuType], gpu_id: str, count: int) -> GpuType:
     """By its whole id: others begin with the same words. Raises GuardRefused."""
     gpu = next((gpu for gpu in gpus if gpu.id == gpu_id), None)
     if gpu is None:
-        near = get_close_matches(gpu_id, [gpu.id for gpu in gpus], n=3, cutoff=0.3)
-        raise GuardRefused(
-            f"--gpu {gpu_id!a} is not in the catalog; near it: {', '.join(map(repr, near)) or 'nothing'}"
-        )
+        raise GuardRefused(f"--gpu {gpu_id!a} is not in the catalog; near it: {_find_near(gpu_id, gpus)}")
     if count > gpu.max_count.secure:
         raise GuardRefused(f"--count {count}: the largest machine has {gpu.max_count.secure} GPUs of type {gpu.name}")
     return gpu
+
+
+def _find_near(text: str, gpus: Sequence[GpuType]) -> str:
+    ids = [gpu.id for gpu in gpus]
+    near = [known for known in ids if text.lower() in known.lower()] or get_close_matches(text, ids, cutoff=0.3)
+    return ", ".join(map(repr, near[:MOST_NEAR])) or "nothing"
 
 
 def price_machine(gpu: GpuType, count: int) -> float:

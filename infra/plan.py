@@ -39,15 +39,15 @@ class CreatePlan:
         return self.order.to_body(self.places[0].data_center, PLACEHOLDER, self.lease_until)
 
     def to_lines(self) -> list[str]:
-        places = ", ".join(f"{place.data_center} ({place.availability})" for place in self.places)
+        places = ", then ".join(f"{place.data_center} ({plain(place.availability)})" for place in self.places)
         one = self.usd_per_hour / self.order.count
         return [
             f"create    one pod with {self.order.count} x {self.order.gpu}",
-            f"place     {places}: one after the other until one gives it",
+            f"place     {places}",
             f"stock     read at {say_time(self.read_at)}; a hint, no reservation",
             f"price     {self.usd_per_hour:.2f} USD per hour ({one:.2f} x {self.order.count}), and its disks",
             f"cap       {self.cap:.2f} USD per hour; our other pods cost {self.committed:.2f}",
-            f"lease     until {say_time(self.lease_until)}",
+            f"lease     until {say_time(self.lease_until)}, told to the pod as LEASE_UNTIL",
             f"storage   {say_storage(self.order.storage)}",
             f"body      {json.dumps(self.body.to_shown())}",
         ]

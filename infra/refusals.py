@@ -33,6 +33,7 @@ KINDS: dict[int, type[ApiError]] = {
 REMEDIES: dict[type[ApiError], str] = {
     KeyRefused: "make a new key in RunPod's console and set RUNPOD_API_KEY",
     BalanceTooLow: "add credit in RunPod's console: an hour of the pod is needed",
+    NotFound: "it is gone, or another account's: `h3render pods list` tells what there is",
     AccessDenied: "the key needs the right to write pods, and to read the rest",
     VersionRetired: "this version of the API has ended: install a newer h3render",
     ContractBroken: "this is a fault of h3render, or a flag that RunPod does not take",
@@ -72,4 +73,4 @@ def _read_problem(body: bytes) -> str:
         return ""  # a proxy's page
     # For one field that is missing the validator may call the others unexpected.
     errors = sorted(problem.errors, key=lambda error: "missing" not in error)
-    return plain("; ".join([problem.detail or problem.title, *errors]))[:MOST_LETTERS]
+    return plain("; ".join([problem.detail or problem.title, *errors]))[:MOST_LETTERS].rstrip(".")
