@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from infra.clock import Clock
-from infra.errors import GuardRefused, InfraError
-from infra.ledger import Ledger
+from infra.errors import GuardRefused, InfraError, LedgerUnusable
+from infra.ledger import Ledger, Row
 from infra.order import VOLUME_PATH, Cloud, PodOrder, VolumeMount, Workspace, check_env, check_mount_path
 from infra.pod_names import check_pod_id, check_slot
 from infra.settings import PodSettings, read_pod_settings
@@ -98,7 +98,7 @@ def catalog(
         with open_desk(settings) as desk:
             found, centers = desk.api.list_gpus(count, asked), desk.api.list_data_centers()
             read_at = desk.clock.now()
-        shown = [one for one in found if one.places] if all_types else [find_gpu(found, settings.gpu, 1)]
+        shown = [one for one in found if one.places] if all_types else [find_gpu(found, settings.gpu)]
     if as_json:
         typer.echo(json.dumps(stock_to_dicts(shown, centers, count, asked, read_at)))
         return
@@ -321,20 +321,30 @@ def _show_pod(desk: Desk, pod: "Pod", *, as_json: bool) -> None:
 @pods_app.command("list")
 def list_(as_json: Json = False) -> None:
     """Every pod of the account, ours and others', and orders that may still have one."""
-    from infra.plan import read_all
     from infra.views import describe_pods, pod_to_dict, say_spend
 
     with plain_errors():
         settings = read_pod_settings()
         with open_desk(settings) as desk:
-            found, rows = read_all(desk.api, desk.ledger, desk.clock)
-            now = desk.clock.now()
+            found, now = desk.api.list_pods(), desk.clock.now()
+            rows = _settle_rows(desk, found)
     if as_json:
         typer.echo(json.dumps([pod_to_dict(pod) for pod in found]))
         return
     for line in describe_pods(found, rows, settings.prefix, now):
         typer.echo(line)
     _note(say_spend(found, settings.prefix))
+
+
+def _settle_rows(desk: Desk, found: "list[Pod]") -> list[Row]:
+    """Who cannot read what was ordered sees what there is all the same."""
+    from infra.plan import settle_rows
+
+    try:
+        return settle_rows(desk.ledger, found, desk.clock.now())
+    except LedgerUnusable as exc:
+        _note(str(exc))
+        return []
 
 
 @pods_app.command()

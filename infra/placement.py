@@ -18,14 +18,18 @@ class Place:
     availability: str
 
 
-def find_gpu(gpus: Sequence[GpuType], gpu_id: str, count: int) -> GpuType:
+def find_gpu(gpus: Sequence[GpuType], gpu_id: str) -> GpuType:
     """By its whole id: others begin with the same words. Raises GuardRefused."""
     gpu = next((gpu for gpu in gpus if gpu.id == gpu_id), None)
     if gpu is None:
         raise GuardRefused(f"--gpu {gpu_id!a} is not in the catalog; near it: {_find_near(gpu_id, gpus)}")
+    return gpu
+
+
+def check_count(gpu: GpuType, count: int) -> None:
+    """Raises GuardRefused for more GPUs than any machine has."""
     if count > gpu.max_count.secure:
         raise GuardRefused(f"--count {count}: the largest machine has {gpu.max_count.secure} GPUs of type {gpu.name}")
-    return gpu
 
 
 def _find_near(text: str, gpus: Sequence[GpuType]) -> str:

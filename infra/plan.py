@@ -12,7 +12,7 @@ from infra.errors import GuardRefused, NotFound
 from infra.guards import check_cap, find_moves, sum_committed
 from infra.ledger import Ledger, Row
 from infra.order import PodBody, PodOrder, VolumeMount, Workspace
-from infra.placement import Place, choose_data_center, choose_places, find_gpu, price_machine
+from infra.placement import Place, check_count, choose_data_center, choose_places, find_gpu, price_machine
 from infra.pod_names import is_ours
 from infra.runpod import RunPod
 from jobs.in_words import say_duration
@@ -64,11 +64,13 @@ def read_create_plan(
     max_hours: float,
 ) -> CreatePlan:
     """All reads and checks that come before a create. Raises InfraError; nothing is changed but rows of the ledger."""
-    gpu = find_gpu(api.list_gpus(order.count), order.gpu, order.count)
+    gpu = find_gpu(api.list_gpus(order.count), order.gpu)
+    check_count(gpu, order.count)
     price = price_machine(gpu, order.count)
     only = choose_data_center(api.list_data_centers(), data_center, _read_volume(api, order))
     read_at = clock.now()
-    pods, rows = read_all(api, ledger, clock)
+    pods = api.list_pods()
+    rows = settle_rows(ledger, pods, clock.now())
     committed = sum_committed(pods, rows, order.prefix, clock.now())
     check_cap(price, committed, cap)
     plan = CreatePlan(
@@ -84,12 +86,11 @@ def read_create_plan(
     return plan
 
 
-def read_all(api: RunPod, ledger: Ledger, clock: Clock) -> tuple[list[Pod], list[Row]]:
-    """Every pod of the account and every order, which is brought up to date by the list."""
-    pods = api.list_pods()
-    for move in find_moves(ledger.read(), pods, clock.now()):
+def settle_rows(ledger: Ledger, pods: Sequence[Pod], now: datetime) -> list[Row]:
+    """Every order, brought up to date by a complete list. Raises LedgerUnusable."""
+    for move in find_moves(ledger.read(), pods, now):
         ledger.move(move.row, move.state, pod_id=move.pod_id, cause=move.cause)
-    return pods, ledger.read()
+    return ledger.read()
 
 
 def _read_volume(api: RunPod, order: PodOrder) -> NetworkVolume | None:

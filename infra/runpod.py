@@ -27,7 +27,7 @@ from infra.clock import Clock
 from infra.errors import ListIncomplete, NotFound
 from infra.log_stream import read_lines
 from infra.order import MIN_CUDA, Cloud, PodBody
-from infra.transport import Params, Transport, quote_id
+from infra.transport import Limits, Params, Transport, quote_id
 
 PODS = "/v2/pods"
 MOST_PAGES = 200
@@ -36,9 +36,9 @@ MOST_PAGES = 200
 class RunPod:
     """The API with one account's key."""
 
-    def __init__(self, origin: str, key: SecretStr, clock: Clock | None = None) -> None:
+    def __init__(self, origin: str, key: SecretStr, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock or Clock()
-        self._transport = Transport(origin, key, self._clock)
+        self._transport = Transport(origin, key, self._clock, limits or Limits())
 
     def __enter__(self) -> Self:
         return self

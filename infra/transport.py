@@ -7,6 +7,7 @@ error shows. Redirects are not followed, and neither proxies nor .netrc of the e
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 from urllib.parse import quote
@@ -20,10 +21,8 @@ from infra.errors import AnswerInvalid, ApiError, ConnectionLost, NotReached
 from infra.rates import find_pause_s, read_retry_after
 from infra.refusals import describe_refusal, judge_status
 
-CONNECT_S, READ_S, CREATE_S = 10.0, 30.0, 90.0
 MOST_BYTES = 8 << 20  # of an answer
 TRIES = 5
-DEADLINE_S = 180.0  # of all tries, pauses and all
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 LONGEST_RETRY_AFTER_S = 120.0
 
@@ -33,12 +32,23 @@ Result = TypeVar("Result")
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a call may take."""
+
+    connect_s: float = 10.0
+    read_s: float = 30.0  # between two parts of an answer
+    create_s: float = 90.0  # of the one POST, all of it
+    deadline_s: float = 180.0  # of all tries of another call, pauses and all
+
+
 class Transport:
     """Calls with the key, each on a connection of its own: a kept one may be closed just when a create is sent."""
 
-    def __init__(self, origin: str, key: SecretStr, clock: Clock) -> None:
+    def __init__(self, origin: str, key: SecretStr, clock: Clock, limits: Limits) -> None:
         self._key = key
         self._clock = clock
+        self._limits = limits
         self._pause_s = 0.0  # before the next call, by what the last answer told of rates
         self._http = httpx2.Client(
             base_url=origin,
@@ -56,17 +66,17 @@ class Transport:
 
     def get(self, path: str, params: Params | None = None) -> bytes:
         """Repeated if need be. Raises ApiError."""
-        return self._repeat(path, lambda end: self._call(self._build("GET", path, params=params), READ_S, end))
+        return self._repeat(path, lambda end: self._call(self._build("GET", path, params=params), end))
 
     def delete(self, path: str) -> None:
         """Likewise: a thing that is gone is not deleted twice."""
-        self._repeat(path, lambda end: self._call(self._build("DELETE", path), READ_S, end))
+        self._repeat(path, lambda end: self._call(self._build("DELETE", path), end))
 
     def post_once(self, path: str, body: bytes) -> bytes:
         """Sent once, whatever comes of it; a success is 201. Raises ApiError: its class tells if it may have worked."""
         self._be_calm()
         request = self._build("POST", path, body=body)
-        return self._call(request, CREATE_S, self._clock.monotonic() + CREATE_S, success=201)
+        return self._call(request, self._clock.monotonic() + self._limits.create_s, success=201)
 
     @contextmanager
     def stream(self, path: str, params: Params, read_s: float) -> Iterator[Iterator[bytes]]:
@@ -90,7 +100,8 @@ class Transport:
         headers |= {"Accept": accept} if accept else {}
         return self._http.build_request(method, path, params=_to_query(params), content=body, headers=headers)
 
-    def _call(self, request: httpx2.Request, read_s: float, end: float, success: int | None = None) -> bytes:
+    def _call(self, request: httpx2.Request, end: float, *, success: int | None = None) -> bytes:
+        read_s = self._limits.read_s if success is None else self._limits.create_s
         left_s = end - self._clock.monotonic()
         if left_s <= 0:
             raise ConnectionLost(f"{_say(request)}: no answer in time")
@@ -102,7 +113,7 @@ class Transport:
 
     @contextmanager
     def _sending(self, request: httpx2.Request, read_s: float) -> Iterator[httpx2.Response]:
-        request.extensions["timeout"] = httpx2.Timeout(read_s, connect=min(CONNECT_S, read_s)).as_dict()
+        request.extensions["timeout"] = httpx2.Timeout(read_s, connect=min(self._limits.connect_s, read_s)).as_dict()
         with self._our_errors(request):
             response = self._http.send(request, stream=True)
             try:
@@ -146,7 +157,7 @@ class Transport:
     # --- again
 
     def _repeat(self, path: str, call: Callable[[float], Result]) -> Result:
-        end = self._clock.monotonic() + DEADLINE_S
+        end = self._clock.monotonic() + self._limits.deadline_s
         for tried in itertools.count(1):
             self._be_calm()
             try:

@@ -167,7 +167,13 @@ def test_the_script_goes_as_far_as_a_request_without_what_windows_lacks(run):
     assert "no connection" in done.stderr
 
 
-def test_without_the_extra_the_remedy_is_told(run):
+def test_the_command_without_the_extra_tells_the_remedy(run):
+    lacking = "import sys; sys.modules['httpx2'] = None; import h3render; h3render.main()"
+    done = run("pods", "list", command=["-c", lacking])
+    assert (done.returncode, done.stderr) == (2, "`h3render pods` needs httpx2: pip install 'h3render[infra]'\n")
+
+
+def test_the_script_without_the_extra_tells_the_remedy(run):
     lacking = WITHOUT_OTHER_EXTRAS.replace('"torch"', '"httpx2"')
     done = run("list", command=["-c", lacking])
     assert (done.returncode, done.stderr) == (2, "runpod_api.py needs httpx2: pip install 'h3render[infra]'\n")

@@ -7,7 +7,7 @@ from infra.errors import GuardRefused, NoCapacity
 from infra.guards import check_cap, find_differences, find_moves, find_overcharge, sum_committed
 from infra.ledger import RowState
 from infra.order import VolumeMount
-from infra.placement import choose_data_center, choose_places, find_gpu, price_machine
+from infra.placement import check_count, choose_data_center, choose_places, find_gpu, price_machine
 from infra.settings import SERVER_EDITION
 from tests.infra.pods import NAME, NOW, make_body, make_centers, make_gpu, make_pod, make_row
 
@@ -124,11 +124,11 @@ def test_a_pod_with_a_name_that_is_only_alike_proves_nothing():
 
 def test_a_type_is_found_by_its_whole_id():
     slice_ = make_gpu(gpu_id=f"{SERVER_EDITION} MIG 1g.24gb")
-    assert find_gpu([slice_, make_gpu()], SERVER_EDITION, 8).id == SERVER_EDITION
+    assert find_gpu([slice_, make_gpu()], SERVER_EDITION).id == SERVER_EDITION
     with pytest.raises(GuardRefused, match="near it: 'NVIDIA RTX PRO 6000 Blackwell Server Edition MIG"):
-        find_gpu([slice_], SERVER_EDITION, 8)
+        find_gpu([slice_], SERVER_EDITION)
     with pytest.raises(GuardRefused, match="largest machine has 4"):
-        find_gpu([make_gpu(largest=4)], SERVER_EDITION, 8)
+        check_count(make_gpu(largest=4), 8)
 
 
 def test_nothing_is_ordered_without_a_price():
