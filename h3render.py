@@ -25,6 +25,7 @@ EXTRAS = {
     "report": "report",
     "doctor": "worker",
     "serve": "http,embedded",
+    "pods": "infra",
 }  # else: embedded
 
 
@@ -35,6 +36,7 @@ def make_app() -> "typer.Typer":
 
     import h3.bench.cli
     import h3.cli
+    import infra.cli
     import jobs.batch.cli
     import jobs.cli
     import jobs.embedded_cli
@@ -58,6 +60,7 @@ def make_app() -> "typer.Typer":
         jobs.schema_cli,
         h3.cli,
         h3.bench.cli,
+        infra.cli,
     ):
         made.add_typer(part.app)
     return made

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 import h3render
+from infra.settings import PodSettings
 from jobs import Client, GenerateRequest
 from jobs.http.settings import ServeSettings
 from tests.waiting import eventually
@@ -41,6 +42,11 @@ def test_the_example_in_python_submits_a_job_and_follows_it_to_its_end(redis, re
     assert re.findall(r"kind='(\w+)'", capsys.readouterr().out) == ["queued", "canceled"]
 
 
+@pytest.mark.parametrize("command", typer.main.get_group(h3render.app).commands["pods"].commands)
+def test_the_readme_tells_each_command_for_pods(command):
+    assert re.search(rf"`h3render pods {command}\b|`pods {command}\b", README)
+
+
 SETTINGS = WorkerSettings.model_fields | ServeSettings.model_fields
 
 
@@ -48,3 +54,9 @@ SETTINGS = WorkerSettings.model_fields | ServeSettings.model_fields
 def test_the_readme_tells_each_setting(name):
     alias = SETTINGS[name].validation_alias
     assert f"`{alias or f'H3_{name.upper()}'}`" in README
+
+
+@pytest.mark.parametrize("name", PodSettings.model_fields)
+def test_the_readme_tells_each_setting_for_pods(name):
+    alias = PodSettings.model_fields[name].validation_alias
+    assert f"`{alias or f'H3_PODS_{name.upper()}'}`" in README

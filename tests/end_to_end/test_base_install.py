@@ -37,7 +37,7 @@ def python(tmp_path_factory):
 
 def copy_source(target):
     """What a build is made of: it must not leave anything in the checkout, nor find what an earlier one has left."""
-    for name in ("jobs", "worker", "h3"):
+    for name in ("jobs", "worker", "h3", "infra"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("h3render.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, target)

@@ -1,0 +1,151 @@
+"""What we have ordered, on this machine's disk: a row is there before its request is sent.
+
+The file is only ever appended to, a JSON line for each change, and each line is on the disk before the call returns.
+The last line of a token tells how it stands. A line that a crash has cut short is passed over: what it would have said
+was not acted on yet.
+"""
+
+import json
+import os
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from infra.clock import Clock
+from infra.errors import LedgerUnusable
+
+log = structlog.get_logger(__name__)
+
+
+class RowState(StrEnum):
+    """Of one order."""
+
+    INTENT = "intent"  # its request is about to be sent, or was
+    UNKNOWN = "unknown"  # no telling whether there is a pod
+    CREATED = "created"  # it has a pod
+    FAILED = "failed"  # there is certainly none
+    TERMINATING = "terminating"  # its end was asked for
+    GONE = "gone"  # and is confirmed
+
+
+MOVES = {
+    RowState.INTENT: {RowState.UNKNOWN, RowState.CREATED, RowState.FAILED},
+    RowState.UNKNOWN: {RowState.CREATED, RowState.FAILED},
+    RowState.CREATED: {RowState.TERMINATING, RowState.GONE},
+    RowState.FAILED: {RowState.CREATED},  # it was there after all
+    RowState.TERMINATING: {RowState.TERMINATING, RowState.GONE},
+    RowState.GONE: set[RowState](),
+}
+APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)  # the last is Windows'
+OPEN = (RowState.INTENT, RowState.UNKNOWN)  # there may be a pod that no row names
+
+
+class Row(BaseModel):
+    """An order as it stands. No value of `env` is in it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+    version: Literal[1] = 1
+    token: str
+    name: str  # of the pod, which ends with the token
+    state: RowState = RowState.INTENT
+    ordered_at: AwareDatetime
+    at: AwareDatetime  # of this change
+    usd_per_hour: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # by the catalog
+    data_center: str
+    gpu: str
+    count: int
+    body_sha256: str
+    pod_id: str | None = None
+    cause: str = ""
+
+    def age_s(self, now: datetime) -> float:
+        return max(0.0, (now - self.ordered_at).total_seconds())
+
+
+class Ledger:
+    """The file of one user; several commands may append to it at a time."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._path = path
+        self._clock = clock or Clock()
+
+    def read(self) -> list[Row]:
+        """Every order as it stands, oldest first. Raises LedgerUnusable."""
+        try:
+            lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+        except OSError as exc:
+            raise self._unusable(exc) from exc
+        rows: dict[str, Row] = {}
+        for number, line in enumerate(lines, 1):
+            if (row := self._parse(line, number)) is not None:
+                rows[row.token] = row
+        return list(rows.values())
+
+    def find(self, pod_id: str) -> Row | None:
+        """The order that this pod came of, if it is ours."""
+        return next((row for row in self.read() if row.pod_id == pod_id), None)
+
+    def append(self, row: Row) -> None:
+        """On the disk when this returns. Raises LedgerUnusable."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_new = not self._path.exists()
+            # By one write, so that two commands do not mix; behind a line that was cut short, on a new one.
+            with os.fdopen(os.open(self._path, APPENDING, 0o600), "ab", buffering=0) as file:
+                file.write(b"\n" * _is_cut_short(self._path) + row.model_dump_json().encode() + b"\n")
+                os.fsync(file.fileno())
+            if is_new:
+                _sync_folder(self._path.parent)
+        except OSError as exc:
+            raise self._unusable(exc) from exc
+
+    def move(self, row: Row, state: RowState, *, pod_id: str | None = None, cause: str = "") -> Row:
+        """The row in its new state, which is written and logged. Raises LedgerUnusable."""
+        assert state in MOVES[row.state], f"an order that is {row.state} does not become {state}"
+        changes = {"state": state, "at": self._clock.now(), "pod_id": pod_id or row.pod_id, "cause": cause}
+        moved = row.model_copy(update=changes)
+        self.append(moved)
+        log.info("order moved", token=row.token, pod_id=moved.pod_id, before=str(row.state), now=str(state))
+        return moved
+
+    def _parse(self, line: bytes, number: int) -> Row | None:
+        if not line.strip(b"\0 \r"):
+            return None
+        try:
+            json.loads(line)
+        except ValueError:
+            log.warning("a line of the ledger was cut short", path=str(self._path), line=number)
+            return None
+        try:
+            return Row.model_validate_json(line)
+        except ValidationError as exc:
+            raise LedgerUnusable(
+                f"{self._path}, line {number}: this is no row of ours: mend or move the file, or name another one in "
+                "H3_PODS_LEDGER"
+            ) from exc
+
+    def _unusable(self, error: OSError) -> LedgerUnusable:
+        return LedgerUnusable(f"{self._path}: {error.strerror or error}: name a file in H3_PODS_LEDGER that is ours")
+
+
+def _is_cut_short(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return  # a folder is no file there, and its entry is kept with the file
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

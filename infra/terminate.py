@@ -1,0 +1,57 @@
+"""Ends a pod and stays until RunPod says that it is gone: only that is terminated."""
+
+from infra.clock import Clock
+from infra.errors import ApiError, KeyRefused, LedgerUnusable, NotFound, OutcomeUnknown, RefusedByRunPod
+from infra.ledger import Ledger, RowState
+from infra.runpod import RunPod
+
+GONE_WITHIN_S = 180.0
+FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
+
+
+def terminate_pod(api: RunPod, ledger: Ledger, clock: Clock, pod_id: str, *, within_s: float = GONE_WITHIN_S) -> None:
+    """Raises OutcomeUnknown if it may go on billing, RefusedByRunPod if RunPod refuses, KeyRefused."""
+    _record(ledger, pod_id, RowState.TERMINATING)
+    try:
+        api.delete_pod(pod_id)
+    except (RefusedByRunPod, KeyRefused):
+        raise
+    except ApiError as exc:
+        raise OutcomeUnknown(f"pod {pod_id} may go on and bill: {exc}: terminate it again") from exc
+    _await_end(api, clock, pod_id, within_s)
+    record_gone(ledger, pod_id)
+
+
+def record_gone(ledger: Ledger, pod_id: str) -> None:
+    """Close its row, if it has one."""
+    _record(ledger, pod_id, RowState.GONE)
+
+
+def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
+    end, pause_s, why = clock.monotonic() + within_s, FIRST_LOOK_S, ""
+    while True:
+        try:
+            pod = api.get_pod(pod_id)
+            why = f"it is {pod.status}"
+            if pod.is_gone:
+                return
+        except NotFound:
+            return
+        except ApiError as exc:
+            why = str(exc)
+        if clock.monotonic() + pause_s > end:
+            raise OutcomeUnknown(
+                f"pod {pod_id} was asked to end {within_s:.0f} s ago and may still bill: {why}: look again"
+            )
+        clock.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+
+
+def _record(ledger: Ledger, pod_id: str, state: RowState) -> None:
+    """As far as the pod is in the ledger. A disk that is full does not keep a pod alive."""
+    try:
+        row = ledger.find(pod_id)
+        if row is not None and row.state is not RowState.GONE:
+            ledger.move(row, state)
+    except LedgerUnusable:
+        return
