@@ -1,0 +1,271 @@
+"""The client against RunPod's published contract: every request and every answer is checked by the document.
+
+In this process, where time is the server's and goes on when the client sleeps; and as the real commands.
+"""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from infra.clock import Clock
+from infra.create import Creator
+from infra.errors import (
+    ApiError,
+    GuardRefused,
+    ListIncomplete,
+    NoCapacity,
+    NotAsOrdered,
+    OutcomeUnknown,
+)
+from infra.ledger import Ledger, RowState
+from infra.plan import read_create_plan
+from infra.runpod import RunPod
+from infra.terminate import terminate_pod
+from tests.infra.pods import make_order
+from tests.infra.runpod.clock import WallClock
+from tests.infra.runpod.conftest import body
+from tests.infra.runpod.faults import Fault
+from tests.infra.runpod.pods import QUICK, Course
+from tests.infra.runpod.server import running_runpod
+from tests.infra.runpod.world import World
+
+ROOT = Path(__file__).parent.parent.parent
+PODS, POD = "/v2/pods", "/v2/pods/{id}"
+
+
+@pytest.fixture(params=[False, True], ids=["document", "later document"])
+def runpod(request):
+    with running_runpod(later=request.param) as server:
+        yield server
+        assert server.outside() == []
+
+
+@pytest.fixture
+def clock(runpod):
+    return Clock(
+        now=lambda: datetime.fromtimestamp(runpod.now, UTC),
+        monotonic=lambda: runpod.now,
+        sleep=runpod.advance,
+        chance=lambda: 0.5,
+    )
+
+
+@pytest.fixture
+def api(runpod, clock):
+    with RunPod(runpod.url, SecretStr(runpod.key), clock) as api:
+        yield api
+
+
+@pytest.fixture
+def ledger(tmp_path, clock):
+    return Ledger(tmp_path / "pods.jsonl", clock)
+
+
+@pytest.fixture
+def create(api, ledger, clock):
+    """Plan and create; returns the pod."""
+
+    def create(count=8, data_center=None, cap=40.0):
+        plan = read_create_plan(
+            api, ledger, clock, make_order(count=count), data_center=data_center, cap=cap, max_hours=6
+        )
+        return Creator(api, ledger, clock, tell_pod=told.append, tell=told.append).create(plan)
+
+    told = []
+    create.told = told
+    return create
+
+
+def states(ledger):
+    return [row.state for row in ledger.read()]
+
+
+def posts(runpod):
+    return [seen for seen in runpod.changes() if seen.method == "POST"]
+
+
+# --- creating
+
+
+def test_a_pod_is_created_once_as_ordered_and_terminated_until_it_is_gone(runpod, api, ledger, clock, create):
+    pod = create()
+    assert create.told[0] == pod.id
+    [post] = posts(runpod)
+    assert post.body["gpu"]["count"] == 8
+    assert post.body["env"].keys() >= {"FLEET_TOKEN", "LEASE_UNTIL"}
+    assert [alive.id for alive in runpod.alive()] == [pod.id]
+    terminate_pod(api, ledger, clock, pod.id)
+    assert runpod.alive() == []
+    assert states(ledger)[-1] is RowState.GONE
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.SERVER_ERROR_AFTER_EFFECT, Fault.HTML_ERROR_AFTER_EFFECT, Fault.HALF_BODY],
+    ids=str,
+)
+def test_a_lost_answer_is_looked_for_by_name_and_never_asked_for_again(runpod, ledger, create, fault):
+    runpod.script("POST", PODS, fault)
+    pod = create()
+    assert len(posts(runpod)) == 1
+    assert [alive.id for alive in runpod.alive()] == [pod.id]
+    assert states(ledger) == [RowState.CREATED]
+
+
+@pytest.mark.parametrize("fault", [Fault.HTML_ERROR, Fault.CLOSE], ids=str)
+def test_an_order_that_nobody_can_find_stays_unknown_and_counts(runpod, ledger, create, fault):
+    runpod.script("POST", PODS, fault)
+    with pytest.raises(OutcomeUnknown, match="h3render-manual-pod-"):
+        create()
+    assert len(posts(runpod)) == 1
+    assert states(ledger)[-1] is RowState.UNKNOWN
+    with pytest.raises(GuardRefused, match="USD"):  # its price is still held against the cap
+        create(cap=20.0)
+
+
+def test_without_capacity_the_next_data_center_is_tried_each_with_its_own_token(runpod, ledger, create):
+    runpod.script("POST", PODS, Fault.NO_CAPACITY)
+    create()
+    first, second = posts(runpod)
+    assert first.body["dataCenterIds"] != second.body["dataCenterIds"]
+    assert first.body["env"]["FLEET_TOKEN"] != second.body["env"]["FLEET_TOKEN"]
+    assert len(runpod.alive()) == 1
+
+
+def test_without_capacity_anywhere_nothing_is_left_behind(runpod, ledger, create):
+    runpod.script("POST", PODS, Fault.NO_CAPACITY, times=50)
+    with pytest.raises(NoCapacity):
+        create()
+    assert runpod.alive() == []
+    assert RowState.UNKNOWN not in states(ledger)
+
+
+@pytest.mark.parametrize(("fault", "exit_code"), [(Fault.UNAUTHORIZED, 3), (Fault.NO_BALANCE, 5)], ids=str)
+def test_a_refusal_that_no_other_place_mends_ends_it(runpod, create, fault, exit_code):
+    runpod.script("POST", PODS, fault, times=50)
+    with pytest.raises(ApiError) as caught:
+        create()
+    assert caught.value.exit_code == exit_code
+    assert len(posts(runpod)) == 1
+    assert runpod.alive() == []
+
+
+def test_a_pod_that_is_not_what_was_ordered_is_ended_at_once(runpod, ledger, create):
+    runpod.next_pods(Course(differs={"cloud": "COMMUNITY"}))
+    with pytest.raises(NotAsOrdered):
+        create()
+    assert runpod.alive() == []
+
+
+def test_a_pod_that_costs_more_than_it_should_is_ended_at_once(runpod, create):
+    runpod.next_pods(Course(cost_factor=1.5))
+    with pytest.raises(NotAsOrdered):
+        create()
+    assert runpod.alive() == []
+
+
+# --- reading, ending
+
+
+@pytest.mark.parametrize("fault", [Fault.RATE_LIMITED, Fault.HTML_ERROR, Fault.CLOSE, Fault.HALF_BODY], ids=str)
+def test_a_read_is_repeated_through_what_passes(runpod, api, create, fault):
+    pod = create()
+    runpod.script("GET", POD, fault, times=2)
+    assert api.get_pod(pod.id).id == pod.id
+
+
+def test_from_a_list_that_has_a_pod_twice_nothing_is_concluded(runpod, api, create):
+    create()
+    runpod.script("GET", PODS, Fault.DUPLICATE_ID)
+    with pytest.raises(ListIncomplete, match="comes twice"):
+        api.list_pods()
+
+
+@pytest.mark.parametrize("fault", [Fault.REPEATED_CURSOR, Fault.ENDLESS_CURSOR], ids=str)
+def test_a_list_that_leads_in_a_circle_or_on_for_ever_is_incomplete(fault, tmp_path):
+    with running_runpod(later=True) as runpod, RunPod(runpod.url, SecretStr(runpod.key)) as api:
+        runpod.script("GET", PODS, fault, times=1000)
+        with pytest.raises(ListIncomplete):
+            api.list_pods()
+
+
+def test_an_end_that_answers_with_an_error_is_asked_for_again(runpod, api, ledger, clock, create):
+    pod = create()
+    runpod.script("DELETE", POD, Fault.SERVER_ERROR_AFTER_EFFECT)
+    terminate_pod(api, ledger, clock, pod.id)
+    assert runpod.alive() == []
+
+
+def test_a_pod_that_is_listed_for_a_while_after_its_end_is_waited_for(runpod, api, ledger, clock, create):
+    pod, begun_at = create(), runpod.now
+    runpod.script("DELETE", POD, Fault.STILL_LISTED, seconds=30)
+    terminate_pod(api, ledger, clock, pod.id)
+    assert runpod.now - begun_at >= 30
+
+
+def test_a_redirect_is_not_followed_and_the_key_goes_nowhere_else(runpod, api):
+    runpod.script("GET", PODS, Fault.REDIRECT, times=9, target="http://127.0.0.1:9/")
+    with pytest.raises(ApiError):
+        api.list_pods()
+
+
+# --- the commands
+
+
+@pytest.fixture
+def quick():
+    with running_runpod(clock=WallClock(), world=World(course=QUICK)) as server:
+        yield server
+        assert server.outside() == []
+
+
+@pytest.fixture
+def run(quick, tmp_path):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("H3_", "RUNPOD_", "REDIS_"))}
+    environment = kept | quick.environment | {"H3_PODS_LEDGER": str(tmp_path / "pods.jsonl")}
+
+    def run(*arguments, code=0):
+        command = [sys.executable, "tools/runpod_api.py", *map(str, arguments)]
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert quick.key not in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+def test_the_seeds_lines_work_on_a_fresh_machine(quick, run, tmp_path):
+    assert "RTX PRO 6000" in run("catalog", "--count", 8).stdout
+    assert "40" in run("create", "--count", 8, code=2).stdout  # the built-in cap is in the plan
+    run("create", "--count", 8, "--dry-run")
+    assert quick.changes() == []
+    public_key = tmp_path / "id.pub"
+    public_key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here\n")
+    [pod_id] = run("create", "--count", 8, "--ssh-public-key", public_key, "--yes").stdout.split()
+    assert [pod.id for pod in quick.alive()] == [pod_id]
+    assert "RUNNING" in run("get", pod_id, "--wait", 30).stdout
+    assert pod_id in run("list").stdout
+    run("logs", pod_id, "--seconds", 1)
+    run("cost", pod_id)
+    before = len(quick.changes())
+    told = run("terminate", pod_id, code=2)
+    assert "queue" in (told.stdout + told.stderr).lower()  # without REDIS_URL nobody was asked whether it is busy
+    assert len(quick.changes()) == before
+    run("terminate", pod_id, "--yes")
+    assert quick.alive() == []
+
+
+def test_a_pod_that_is_not_ours_is_left_alone(quick, run):
+    pod = quick.add_pod(body(name="somebody-elses"))
+    before = len(quick.changes())
+    told = run("terminate", pod.id, "--yes", code=2)
+    assert "--foreign" in told.stderr
+    assert len(quick.changes()) == before
+    run("terminate", pod.id, "--foreign", "--yes")
+    assert quick.alive() == []
