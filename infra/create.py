@@ -34,7 +34,7 @@ from infra.transport import choose_pause_s
 
 SENDS = 3  # of a request that certainly did nothing: too many calls, or no connection
 LOOKS_S = (2.0, 5.0, 10.0, 20.0, 40.0)  # after a lost answer, when all pods are listed
-SETTLES_S = (2.0, 5.0, 10.0)  # after a create, while RunPod has not told the data center
+SETTLES_S = (2.0, 5.0, 10.0)  # after a create, while RunPod has not told all of it
 
 log = structlog.get_logger(__name__)
 
@@ -181,15 +181,19 @@ class Creator:
         raise NotAsOrdered(f"pod {pod.id} was terminated, for it is not what was ordered: {why}")
 
     def _settle(self, pod: Pod) -> Pod:
-        """As it is once RunPod has told where; as it was if that takes long."""
+        """As it is once RunPod has told where it is and what it costs; as it was if that takes long."""
         for pause_s in SETTLES_S:
-            if pod.data_center_id is not None:
-                break
+            if pod.data_center_id is not None and pod.cost > 0:
+                return pod
             self.clock.sleep(pause_s)
             try:
                 pod = self.api.get_pod(pod.id)
             except ApiError as exc:
                 log.warning("the new pod could not be read", pod_id=pod.id, why=str(exc))
+        if pod.data_center_id is None or pod.cost == 0:
+            self.tell(
+                f"RunPod has not told yet where {pod.id} is, or what it costs: look with `h3render pods get {pod.id}`"
+            )
         return pod
 
     # --- rows after the POST

@@ -14,7 +14,10 @@ def terminate_pod(api: RunPod, ledger: Ledger, clock: Clock, pod_id: str, *, wit
     _record(ledger, pod_id, RowState.TERMINATING)
     try:
         api.delete_pod(pod_id)
-    except (RefusedByRunPod, KeyRefused):
+    except RefusedByRunPod:
+        if not _is_gone(api, pod_id):
+            raise
+    except KeyRefused:
         raise
     except ApiError as exc:
         raise OutcomeUnknown(f"pod {pod_id} may go on and bill: {exc}: terminate it again") from exc
@@ -31,12 +34,9 @@ def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
     end, pause_s, why = clock.monotonic() + within_s, FIRST_LOOK_S, ""
     while True:
         try:
-            pod = api.get_pod(pod_id)
-            why = f"it is {pod.status}"
-            if pod.is_gone:
+            if _is_gone(api, pod_id):
                 return
-        except NotFound:
-            return
+            why = "it is still there"
         except ApiError as exc:
             why = str(exc)
         if clock.monotonic() + pause_s > end:
@@ -45,6 +45,13 @@ def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
             )
         clock.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+
+
+def _is_gone(api: RunPod, pod_id: str) -> bool:
+    try:
+        return api.get_pod(pod_id).is_gone
+    except NotFound:
+        return True
 
 
 def _record(ledger: Ledger, pod_id: str, state: RowState) -> None:

@@ -41,7 +41,7 @@ def environment(nobody, tmp_path):
 def run(environment):
     """The command; neither the key nor a value for the pod is in anything that it prints."""
 
-    def run(*arguments, command=("-m", "h3render", "pods"), **variables):
+    def run(*arguments, command=("tools/runpod_api.py",), **variables):
         changed = environment | variables
         done = subprocess.run(
             [sys.executable, *command, *map(str, arguments)],
@@ -129,11 +129,10 @@ def test_a_key_that_is_missing_or_broken_exits_3_before_anything_is_sent(run, no
     assert_nobody_came(nobody)
 
 
-@pytest.mark.parametrize("name", ["H3_PODS_YES", "H3_YES", "YES"])
-def test_no_variable_means_yes(run, name, environment):
+def test_no_variable_means_yes(run, environment):
     """With nobody there, a create ends at its first read; but none of these makes it a wrong use of --dry-run."""
     environment["RUNPOD_API_URL"] = "http://127.0.0.1:1"
-    done = run("create", "--dry-run", **{name: "1"})
+    done = run("create", "--dry-run", H3_PODS_YES="1", H3_YES="1", YES="1", RUNPOD_API_YES="1")
     assert "exclude each other" not in done.stderr
     assert "GET /v2/catalog/gpus" in done.stderr
 
@@ -152,7 +151,15 @@ def test_neither_key_nor_values_are_in_a_list_of_processes(run, environment):
     assert {"--env-file", "--ssh-public-key"} <= set(re.findall(r"--[a-z-]+", text))
 
 
-# --- the script
+# --- the command, and the script
+
+
+@pytest.mark.parametrize("arguments", [["create", "--yes", "--dry-run"], ["get", "a/b"], ["catalog", "--cloud", "ALL"]])
+def test_the_command_says_what_the_script_says(run, nobody, arguments):
+    by_command, by_script = run(*arguments, command=["-m", "h3render", "pods"]), run(*arguments)
+    assert (by_command.returncode, by_command.stderr) == (by_script.returncode, by_script.stderr)
+    assert by_command.returncode == 2
+    assert_nobody_came(nobody)
 
 
 def test_the_script_has_the_same_commands_and_needs_the_extra_alone(run):
