@@ -3,6 +3,7 @@
 In this process, where time is the server's and goes on when the client sleeps; and as the real commands.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from infra.clock import Clock
 from infra.create import Creator
 from infra.errors import (
     ApiError,
+    ConnectionLost,
     GuardRefused,
     ListIncomplete,
     NoCapacity,
@@ -23,9 +25,11 @@ from infra.errors import (
     OutcomeUnknown,
 )
 from infra.ledger import Ledger, RowState
-from infra.plan import read_create_plan
+from infra.order import VolumeMount
+from infra.plan import read_create_plan, settle_rows
 from infra.runpod import RunPod
 from infra.terminate import terminate_pod
+from infra.transport import Limits
 from tests.infra.pods import make_order
 from tests.infra.runpod.clock import WallClock
 from tests.infra.runpod.conftest import body
@@ -70,10 +74,8 @@ def ledger(tmp_path, clock):
 def create(api, ledger, clock):
     """Plan and create; returns the pod."""
 
-    def create(count=8, data_center=None, cap=40.0):
-        plan = read_create_plan(
-            api, ledger, clock, make_order(count=count), data_center=data_center, cap=cap, max_hours=6
-        )
+    def create(data_center=None, cap=40.0, **fields):
+        plan = read_create_plan(api, ledger, clock, make_order(**fields), data_center=data_center, cap=cap, max_hours=6)
         return Creator(api, ledger, clock, tell_pod=told.append, tell=told.append).create(plan)
 
     told = []
@@ -104,13 +106,19 @@ def test_a_pod_is_created_once_as_ordered_and_terminated_until_it_is_gone(runpod
     assert states(ledger)[-1] is RowState.GONE
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [Fault.SERVER_ERROR_AFTER_EFFECT, Fault.HTML_ERROR_AFTER_EFFECT, Fault.HALF_BODY],
-    ids=str,
-)
+LOST = [
+    Fault.SERVER_ERROR_AFTER_EFFECT,
+    Fault.HTML_ERROR_AFTER_EFFECT,
+    Fault.CLOSE_AFTER_EFFECT,
+    *(Fault.HALF_BODY, Fault.NOT_JSON, Fault.HUGE, Fault.DEEP),
+]
+
+
+@pytest.mark.parametrize("fault", LOST, ids=str)
 def test_a_lost_answer_is_looked_for_by_name_and_never_asked_for_again(runpod, ledger, create, fault):
     runpod.script("POST", PODS, fault)
+    with runpod.changing() as world:
+        world.listing_lag_s = 7
     pod = create()
     assert len(posts(runpod)) == 1
     assert [alive.id for alive in runpod.alive()] == [pod.id]
@@ -118,7 +126,7 @@ def test_a_lost_answer_is_looked_for_by_name_and_never_asked_for_again(runpod, l
 
 
 @pytest.mark.parametrize("fault", [Fault.HTML_ERROR, Fault.CLOSE], ids=str)
-def test_an_order_that_nobody_can_find_stays_unknown_and_counts(runpod, ledger, create, fault):
+def test_an_order_that_nobody_can_find_stays_unknown_and_counts(runpod, api, ledger, clock, create, fault):
     runpod.script("POST", PODS, fault)
     with pytest.raises(OutcomeUnknown, match="h3render-manual-pod-"):
         create()
@@ -126,6 +134,30 @@ def test_an_order_that_nobody_can_find_stays_unknown_and_counts(runpod, ledger, 
     assert states(ledger)[-1] is RowState.UNKNOWN
     with pytest.raises(GuardRefused, match="USD"):  # its price is still held against the cap
         create(cap=20.0)
+    runpod.advance(15 * 60)
+    settle_rows(ledger, api.list_pods(), clock.now())
+    assert states(ledger) == [RowState.FAILED]
+    create(cap=20.0)
+
+
+def test_of_two_pods_for_one_order_the_older_is_kept(runpod, api, ledger, clock, create):
+    """An API that, against its document, does a call twice."""
+
+    class Doubling:
+        def __getattr__(self, name):
+            return getattr(api, name)
+
+        def create_pod(self, body):
+            try:
+                return api.create_pod(body)
+            finally:
+                runpod.advance(1)
+                runpod.add_pod(json.loads(body.to_json()))
+
+    plan = read_create_plan(api, ledger, clock, make_order(), data_center=None, cap=40.0, max_hours=6)
+    runpod.script("POST", PODS, Fault.CLOSE_AFTER_EFFECT)
+    pod = Creator(Doubling(), ledger, clock, tell_pod=lambda _: None, tell=lambda _: None).create(plan)
+    assert [alive.id for alive in runpod.alive()] == [pod.id] == ["pod0000001"]
 
 
 def test_without_capacity_the_next_data_center_is_tried_each_with_its_own_token(runpod, ledger, create):
@@ -169,6 +201,19 @@ def test_a_pod_that_costs_more_than_it_should_is_ended_at_once(runpod, create):
     assert runpod.alive() == []
 
 
+def test_a_volume_decides_where_the_pod_is(runpod, api, create):
+    first, second, *_ = (center.id for center in api.list_data_centers())
+    with runpod.changing() as world:
+        volume = world.add_volume("weights", 100, first, "STANDARD")
+    mounted = VolumeMount(volume_id=volume.id, path="/runpod-volume")
+    before = len(runpod.changes())
+    with pytest.raises(GuardRefused, match=f"{first}.*{second}|{second}.*{first}"):
+        create(data_center=second, storage=mounted)
+    with pytest.raises(GuardRefused, match="nowhere"):
+        create(storage=VolumeMount(volume_id="nowhere", path="/runpod-volume"))
+    assert len(runpod.changes()) == before
+
+
 # --- reading, ending
 
 
@@ -194,11 +239,44 @@ def test_a_list_that_leads_in_a_circle_or_on_for_ever_is_incomplete(fault, tmp_p
             api.list_pods()
 
 
-def test_an_end_that_answers_with_an_error_is_asked_for_again(runpod, api, ledger, clock, create):
+@pytest.mark.parametrize("fault", [Fault.SERVER_ERROR, Fault.SERVER_ERROR_AFTER_EFFECT, Fault.CLOSE], ids=str)
+def test_an_end_that_answers_with_an_error_is_asked_for_again(runpod, api, ledger, clock, create, fault):
     pod = create()
-    runpod.script("DELETE", POD, Fault.SERVER_ERROR_AFTER_EFFECT)
+    runpod.script("DELETE", POD, fault, times=2)
     terminate_pod(api, ledger, clock, pod.id)
     assert runpod.alive() == []
+    assert states(ledger) == [RowState.GONE]
+
+
+def test_an_end_that_never_comes_is_told_as_unknown(runpod, api, ledger, clock, create):
+    pod = create()
+    runpod.script("DELETE", POD, Fault.STILL_LISTED, seconds=1e6)
+    with pytest.raises(OutcomeUnknown):
+        terminate_pod(api, ledger, clock, pod.id)
+    assert states(ledger) == [RowState.TERMINATING]
+
+
+def test_a_log_that_breaks_off_goes_on_with_no_line_lost_or_told_twice(runpod, create):
+    pod = create()
+    for text in ("one", "two", "two", "three"):
+        runpod.log_line(pod.id, text)
+    with RunPod(runpod.url, SecretStr(runpod.key)) as api:  # a stream is read in real time
+        runpod.script("GET", f"{POD}/logs", Fault.HALF_BODY)
+        lines = [line.line for line in api.read_logs(pod.id, for_s=2.0, source="container")]
+    assert lines == ["one", "two", "two", "three"]
+
+
+def test_the_bill_is_of_the_hours_that_a_pod_ran(runpod, api, create):
+    pod = create()
+    runpod.advance(2 * 3600)
+    assert api.read_billing(pod.id, 5).metadata.totals.total_amount == pytest.approx(2 * pod.cost, rel=0.1)
+
+
+@pytest.mark.parametrize(("fault", "pause_s"), [(Fault.SLOW_DRIP, 0.3), (Fault.STALL, 3.0)], ids=str)
+def test_an_answer_that_does_not_come_ends_with_the_deadline(runpod, fault, pause_s):
+    runpod.script("GET", PODS, fault, seconds=pause_s, times=100)
+    with RunPod(runpod.url, SecretStr(runpod.key), limits=Limits(1, 1, 1, 1.5)) as api, pytest.raises(ConnectionLost):
+        api.list_pods()
 
 
 def test_a_pod_that_is_listed_for_a_while_after_its_end_is_waited_for(runpod, api, ledger, clock, create):
