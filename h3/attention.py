@@ -124,22 +124,20 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return done[0][0].transpose(0, 1)
 
 
-def _fa3(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _fa3(q: Tensor, k: Tensor, v: Tensor, **scales: Tensor) -> Tensor:
+    """scales: [1, H] fp32 of q, k and v in FP8; the result is then bf16"""
     from fa3_fwd_interface import flash_attn_func
 
-    out = flash_attn_func(q[None], k[None], v[None])
+    out = flash_attn_func(q[None], k[None], v[None], **scales)
     return (out[0] if isinstance(out, tuple) else out)[0]
 
 
 def _fa3_fp8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    from fa3_fwd_interface import flash_attn_func
-
     from h3.kernels.heads import round_heads  # here, for Triton comes with CUDA builds of torch alone
 
     (q8, q_scale), (k8, k_scale), (v8, v_scale) = (round_heads(part) for part in (q, k, v))
     scales = {"q_descale": q_scale[None], "k_descale": k_scale[None], "v_descale": v_scale[None]}
-    out = flash_attn_func(q8[None], k8[None], v8[None], **scales)  # bf16
-    return (out[0] if isinstance(out, tuple) else out)[0].to(q.dtype)
+    return _fa3(q8, k8, v8, **scales).to(q.dtype)
 
 
 def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

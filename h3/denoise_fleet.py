@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from h3.checkpoint import DenoiserFiles
 from h3.conditioning import Conditioning, load_conditioning
 from h3.config import DenoiserConfig
 from h3.denoise import Denoising
+from h3.device import synchronize, take_peak
 from h3.errors import CheckpointError, ConfigError, H3Error, PartitionError, PlacementError, RanksDisagree, RanksFailed
 from h3.latents_file import read_latents
 from h3.model_folder import digest, find_denoiser
@@ -108,13 +109,12 @@ class DenoiseRunner(MGPURunner):
             denoising, latents = self._begin(request)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        take_peak(self.device)
         for step in range(request.steps):
             latents, seconds = self._step(denoising, step, latents)
             if self.rank == 0:
                 yield StepTaken(step + 1, seconds)
-        peak_bytes = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        peak_bytes = take_peak(self.device)
         transport, transport_step_s = None, None
         if request.meters_transport:
             with measure_transport() as meter:
@@ -134,8 +134,7 @@ class DenoiseRunner(MGPURunner):
         """The next latents, and the seconds they took."""
         begun = time.perf_counter()
         _, latents = denoising.step(step, latents)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return latents, time.perf_counter() - begun
 
     def _begin(self, request: DenoiseRequest) -> tuple[Denoising, Latents]:
@@ -143,9 +142,8 @@ class DenoiseRunner(MGPURunner):
         model = self._denoiser.model
         noise = read_noise(request, model.config, len(conditioning.keyframes))
         schedule = make_schedule(request.steps)
-        self._refiner.bring()
-        denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
-        self._refiner.put_away()
+        with self._refiner.brought():
+            denoising = conditioning.begin(model, request.geometry, schedule, noise, self.device)
         self._denoiser.attention.take(AttentionName.AUTO, denoising.layout.tokens)
         return denoising, noise.latents.to(self.device)
 
@@ -241,17 +239,31 @@ def running_ranks(
     model: Path | Untrained, ranks: Ranks, runner: type[DenoiseRunner] = DenoiseRunner
 ) -> Iterator[Fleet]:
     """Start them and load. Raises what `denoise` does."""
-    backend: Literal["nccl", "gloo"] = "nccl" if ranks.device == "cuda" else "gloo"
-    with MGPUController(runner, num_gpus=ranks.world_size, backend=backend, outputs="cpu") as controller:
-        begun = time.perf_counter()
-        with plain_rank_errors():
-            controller.start(
-                model=model.absolute() if isinstance(model, Path) else model,
-                mode=ranks.mode,
-                precision=ranks.precision,
-                attention=ranks.attention,
-            )
+    begun = time.perf_counter()
+    with starting_ranks(
+        runner,
+        ranks.world_size,
+        on_gpus=ranks.device == "cuda",
+        model=model.absolute() if isinstance(model, Path) else model,
+        mode=ranks.mode,
+        precision=ranks.precision,
+        attention=ranks.attention,
+    ) as controller:
         yield Fleet(controller, time.perf_counter() - begun)
+
+
+@contextmanager
+def starting_ranks(
+    runner: type[MGPURunner], world_size: int, *, on_gpus: bool, allow_shared: bool = False, **setup: Any
+) -> Iterator[MGPUController]:
+    """Ranks of any runner, loaded. Raises ConfigError, RanksFailed and what loading raises."""
+    backend: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
+    with MGPUController(
+        runner, num_gpus=world_size, backend=backend, outputs="cpu", allow_shared=allow_shared
+    ) as controller:
+        with plain_rank_errors():
+            controller.start(**setup)
+        yield controller
 
 
 @contextmanager

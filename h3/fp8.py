@@ -9,14 +9,14 @@ Source: row-wise scaled matrix products, as in torch's scaled_mm.
 
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from h3.native import find_obstacle
+from h3.native import is_right
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -105,12 +105,8 @@ def multiply_fp8(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tenso
 @cache
 def probe_fp8(device: torch.device) -> bool:
     """Whether the native product runs on this device and is right: tried once a process."""
-    if device.type != "cuda":
-        return False
-    obstacle = find_obstacle(_error, device, _TOLERANCE)
-    if obstacle is not None:
-        log.info("FP8 products are emulated on %s, which does not multiply them natively: %s", device, obstacle)
-    return obstacle is None
+    emulated = partial(log.info, "FP8 products are emulated on %s, which does not multiply them natively: %s", device)
+    return is_right(_error, device, _TOLERANCE, emulated)
 
 
 def _error(device: torch.device) -> float:

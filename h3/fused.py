@@ -17,7 +17,7 @@ from h3.collectives import all_agree
 from h3.config import BLOCK_MODULATIONS, MODALITIES
 from h3.fp8 import FP8Linear, RoundedRows, Rows, round_rows
 from h3.model import Attention, Block, Denoiser, Mlp, Rope
-from h3.native import find_obstacle
+from h3.native import is_right
 from h3.pointwise import Modulated, find_places
 from h3.sequence import Clock, Modality, Span
 
@@ -163,23 +163,15 @@ def _rounding_kernels() -> Rounding:
 @cache
 def probe_kernels(device: torch.device) -> bool:
     """Whether the kernels run on this device and agree with their twins: tried once a process."""
-    if device.type != "cuda":
-        return False
-    obstacle = find_obstacle(lambda device: _error(_kernels(), pointwise, device), device, TOLERANCE)
-    if obstacle is not None:
-        log.warning("pointwise work is not fused on %s, which makes a step slower: %s", device, obstacle)
-    return obstacle is None
+    slower = partial(log.warning, "pointwise work is not fused on %s, which makes a step slower: %s", device)
+    return is_right(lambda device: _error(_kernels(), pointwise, device), device, TOLERANCE, slower)
 
 
 @cache
 def probe_rounding(device: torch.device) -> bool:
     """The same of those that round rows."""
-    if device.type != "cuda":
-        return False
-    obstacle = find_obstacle(_rounding_error, device, ROUNDING_TOLERANCE)
-    if obstacle is not None:
-        log.warning("no kernel rounds to FP8 on %s, which makes a step slower: %s", device, obstacle)
-    return obstacle is None
+    slower = partial(log.warning, "no kernel rounds to FP8 on %s, which makes a step slower: %s", device)
+    return is_right(_rounding_error, device, ROUNDING_TOLERANCE, slower)
 
 
 def _rounding_error(device: torch.device) -> float:

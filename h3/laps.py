@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from h3.device import synchronize
+
 
 @dataclass(slots=True)
 class Laps:
@@ -16,8 +18,7 @@ class Laps:
 
     def end(self, name: str) -> None:
         """Of what was done since the last one."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         now = time.monotonic()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self._since = now

@@ -21,6 +21,7 @@ from h3.attention import AttentionName, find_installed, require_installed
 from h3.checkpoint import DenoiserFiles
 from h3.collectives import share_from_first
 from h3.conditioning import Conditioning, encode
+from h3.device import synchronize
 from h3.errors import H3Error, ResumeRefused
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter, remux
@@ -337,8 +338,7 @@ class H3Runner(MGPURunner):
 
     def _lap(self, timings: "Timings") -> float:
         """Seconds of finished work since the last lap."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return timings.lap()
 
     def _lap_decode(self, timings: "Timings") -> float:

@@ -1,6 +1,7 @@
 """Keeps a module's weights in host memory and puts them on the device while they are needed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,15 @@ class Shelf:
             for name, kept in self._kept.items():
                 put(self._module, name, kept.to(self._device, non_blocking=True))
             self.on_device = True
+
+    @contextmanager
+    def brought(self) -> Iterator[None]:
+        """On the device within."""
+        self.bring()
+        try:
+            yield
+        finally:
+            self.put_away()
 
     def put_away(self) -> None:
         """Off the device, if it is there."""

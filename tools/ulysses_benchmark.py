@@ -5,8 +5,6 @@ tools/run_ulysses_benchmark.sh 2 sdpa --shape 864x480x141
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,7 +22,6 @@ from h3.partition import split_evenly
 from h3.sequence import Layout
 from tools.launch.arguments import TEXT_TOKENS, Backend, Benchmark, Shapes, World
 from tools.launch.benchmark_file import read_results, require_writable, write_json
-from worker.mgpu import AsymmetricRunnerError, FatalFleetError
 
 
 def main(
@@ -42,7 +39,7 @@ def main(
         if benchmark:
             read_results(benchmark, MEMBER)
             require_writable(benchmark)
-    with logging_nccl() as read_transports, ending_with_ranks():
+    with plain_errors(), logging_nccl() as read_transports:
         exchanges = list(measure(world, backend, layouts, on_gpus=on_gpus, tell=tell))
         machine = {**describe_machine(on_gpus=on_gpus), "nccl_transport": read_transports()}
     print_table(exchanges)
@@ -50,16 +47,6 @@ def main(
         with plain_errors():
             write_json(benchmark, describe(exchanges, machine))
     raise typer.Exit(0 if all(exchange.is_identity for exchange in exchanges) else 1)
-
-
-@contextmanager
-def ending_with_ranks() -> Iterator[None]:
-    """What ends the ranks ends the command, with 1 and without a traceback of its own."""
-    try:
-        yield
-    except (FatalFleetError, AsymmetricRunnerError) as exc:
-        typer.echo(str(exc), err=True)
-        raise typer.Exit(1) from exc
 
 
 def tell(text: str) -> None:

@@ -68,7 +68,7 @@ def step_command(
     with plain_errors():
         from h3.bench.model import choose_model
         from h3.bench.report import describe, print_outcome, require_file, write
-        from h3.bench.step import Field, Plan, measure
+        from h3.bench.step import Contest, Plan, measure
         from h3.parallel.mode import Mode
 
         require_peer(peer)
@@ -80,7 +80,7 @@ def step_command(
         if peer and world_size > 1 and not on_gpus:
             raise ConfigError("--peer diffusers shares a step over GPUs only: take --world-size 1")
         source, config = choose_model(model, tiny=tiny, layers=layers)
-        contest = Field(
+        contest = Contest(
             source,
             config,
             read_entries(precision or ["bf16"]),
@@ -180,7 +180,6 @@ def transport_command(
         from h3.bench.transport import SHAPES, SHAPES_ON_CPU, describe, measure, print_table
         from h3.bench.transport_ranks import HEADS
         from h3.bench.turns import TEXT_TOKENS
-        from h3.denoise_fleet import plain_rank_errors
         from h3.machine import describe_machine
         from h3.partition import split_evenly
         from h3.sequence import Layout
@@ -192,7 +191,7 @@ def transport_command(
         split_evenly(HEADS, world_size, what="attention heads")
         shapes = read_shapes(shape) if shape else tuple(SHAPES if on_gpus else SHAPES_ON_CPU)
         layouts = [Layout(each, TEXT_TOKENS) for each in shapes]
-        with logging_nccl() as read_transports, plain_rank_errors():
+        with logging_nccl() as read_transports:
             found = measure(world_size, name, layouts, on_gpus=on_gpus, tell=_tell)
             exchanges = list(found)
             machine = {**describe_machine(on_gpus=on_gpus), "nccl_transport": read_transports()}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from h3.bench.decode_ranks import DecodeAll, Decoded, DecodeRanks
-from h3.bench.step import running
+from h3.bench.fleet import running
 from h3.bench.turns import Tell
 from h3.model_folder import ModelFolder
 from h3.sequence import Geometry

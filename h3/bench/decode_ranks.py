@@ -11,7 +11,7 @@ import torch
 from diffusers import AutoencoderKLMiniMaxH3
 from torch import Tensor
 
-from h3.bench.ours import peak_bytes, synchronize
+from h3.device import synchronize, take_peak
 from h3.model_folder import ModelFolder
 from h3.mp4 import SegmentWriter
 from h3.parallel.decode import decode_rounds
@@ -54,12 +54,11 @@ class DecodeRanks(MGPURunner):
         self._vae._decode_clip = self._tiled_alone if ask.as_diffusers else self._tiled_together
         # Two clips, so that kernels are loaded and memory is there.
         self._time(replace(ask, geometry=Geometry(ask.geometry.width, ask.geometry.height, 39)), encodes=False)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        take_peak(self.device)
         encoded = self._time(ask, encodes=True)
         plain = self._time(ask, encodes=False)
         if self.rank == 0:
-            yield Decoded(encoded[0], encoded[-1], plain[-1], peak_bytes(self.device))
+            yield Decoded(encoded[0], encoded[-1], plain[-1], take_peak(self.device))
 
     def _time(self, ask: DecodeAll, *, encodes: bool) -> list[float]:
         """Seconds until each clip was there; on rank 0."""

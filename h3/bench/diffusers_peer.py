@@ -5,7 +5,6 @@ Ways of computing a step are its attention backends, each as it is and compiled 
 """
 
 import logging
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, cast
@@ -15,7 +14,7 @@ from diffusers import ContextParallelConfig, MiniMaxH3Transformer3DModel
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
 from torch import Tensor, nn
 
-from h3.bench.ours import peak_bytes, synchronize
+from h3.bench.timed_steps import time_steps
 from h3.bench.turns import TEXT_TOKENS, TakeSteps, Turn
 from h3.config import MODALITIES, DenoiserConfig
 from h3.model import MODEL_DTYPE, rotary_frequencies
@@ -62,18 +61,9 @@ class DiffusersSteps(MGPURunner):
         # What was compiled once runs as it is written where that is forced.
         with warnings.catch_warnings(), torch.compiler.set_stance("default" if compiles else "force_eager"):
             warnings.simplefilter("ignore")
-            self._model(**inputs)
-            synchronize(self.device)
-            if self.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.device)
-            seconds = []
-            for _ in range(ask.steps):
-                begun = time.perf_counter()
-                self._model(**inputs)
-                synchronize(self.device)
-                seconds.append(time.perf_counter() - begun)
+            timed = time_steps(lambda: self._model(**inputs), ask.steps, self.device)
         weights = sum(parameter.nbytes for parameter in self._model.parameters())
-        return Turn(tuple(seconds), peak_bytes(self.device), weights, ask.way, "bf16")
+        return Turn(timed.step_s, timed.peak_bytes, weights, ask.way, "bf16")
 
 
 def build(config: DenoiserConfig, device: torch.device) -> Any:

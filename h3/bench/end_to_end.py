@@ -15,10 +15,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from h3.bench.fleet import BenchFleet
 from h3.bench.load import Start, Subject, hear_loads
 from h3.bench.load_ranks import Peaks
 from h3.bench.page_cache import Warming, find_files, read_into_cache
-from h3.bench.step import BenchFleet
 from h3.bench.turns import Tell
 from h3.denoise_fleet import plain_rank_errors
 from h3.errors import ConfigError, RanksFailed

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from h3.bench.fleet import BenchFleet, running
 from h3.bench.load_ranks import DenoiserLoad, Loaded, ModelLoad, TellLoad
 from h3.bench.page_cache import Warming, find_files, read_into_cache
-from h3.bench.step import BenchFleet, running
 from h3.bench.turns import Tell
 from h3.checkpoint import DenoiserFiles
-from h3.denoise_fleet import plain_rank_errors, require_devices
+from h3.denoise_fleet import require_devices
 from h3.model_folder import ModelFolder
 from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
@@ -121,6 +121,4 @@ def measure(subject: Subject, tell: Tell) -> Outcome:
 
 def hear_loads(fleet: BenchFleet) -> tuple[Loaded, ...]:
     """In rank order. Raises RanksFailed."""
-    with plain_rank_errors():
-        told = [item for item in fleet.controller.stream(request=TellLoad()) if isinstance(item, Loaded)]
-    return tuple(sorted(told, key=lambda each: each.rank))
+    return tuple(sorted(fleet.hear(Loaded, request=TellLoad()), key=lambda each: each.rank))

@@ -12,6 +12,7 @@ from h3.bench.page_cache import BytesRead, count_bytes_read
 from h3.checkpoint import Trim, keep_all
 from h3.config import DenoiserConfig
 from h3.denoise_fleet import open_source
+from h3.device import take_peak
 from h3.laps import Laps
 from h3.model import Denoiser
 from h3.parallel.loading import Source, SpreadDenoiser, load_spread
@@ -144,15 +145,6 @@ def tell_load(
         denoiser.weight_bytes,
         take_peak(runner.device),
     )
-
-
-def take_peak(device: torch.device) -> int:
-    """Of GPU memory since the last time; 0 on the CPU."""
-    if device.type != "cuda":
-        return 0
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
 
 
 def _phase_of(item: Item) -> str:

@@ -1,6 +1,5 @@
 """Our denoiser as a contender: ranks that hold it with random text and take steps when they are asked to."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,9 @@ import torch
 
 from h3.attention import AttentionName
 from h3.bench.ceilings import measure_ceilings
+from h3.bench.random_request import begin_random
 from h3.bench.stopwatch import watching_parts
+from h3.bench.timed_steps import time_steps
 from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Turn, WatchParts
 from h3.denoise import Denoising
 from h3.denoise_fleet import open_source
@@ -17,7 +18,7 @@ from h3.errors import H3Error
 from h3.parallel.loading import SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode
 from h3.precision import Precision
-from h3.sampler import Latents, draw_noise, make_schedule
+from h3.sampler import Latents
 from h3.sequence import Geometry, Layout
 from h3.untrained import Untrained
 from worker.mgpu import MGPURunner, RunnerError
@@ -59,20 +60,11 @@ class OurSteps(MGPURunner):
 
     def _take(self, ask: TakeSteps) -> Turn:
         run = self._prepare(ask)
-        run.step()  # the device is as warm as it was before another contender's turn
-        synchronize(self.device)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        seconds = []
-        for _ in range(ask.steps):
-            begun = time.perf_counter()
-            run.step()
-            synchronize(self.device)
-            seconds.append(time.perf_counter() - begun)
+        timed = time_steps(run.step, ask.steps, self.device)
         provenance = self._denoiser.provenance(self.device)
         return Turn(
-            tuple(seconds),
-            peak_bytes(self.device),
+            timed.step_s,
+            timed.peak_bytes,
             self._denoiser.weight_bytes,
             provenance.attention_backend,
             provenance.precision,
@@ -97,14 +89,8 @@ class OurSteps(MGPURunner):
         return self._run
 
     def _begin(self, geometry: Geometry) -> "_Run":
-        model = self._denoiser.model
-        generator = torch.Generator().manual_seed(0)
-        states = torch.randn(TEXT_TOKENS, model.config.text_dim, generator=generator).to(self.device)
-        self._refiner.bring()
-        denoising = Denoising.begin(model, states, Layout(geometry, TEXT_TOKENS), make_schedule(_SCHEDULE))
-        self._refiner.put_away()
-        noise = draw_noise(geometry, model.config.in_channels, model.config.audio_in_channels, seed=0)
-        return _Run(denoising, noise.latents.to(self.device))
+        with self._refiner.brought():
+            return _Run(*begin_random(self._denoiser.model, geometry, _SCHEDULE, self.device))
 
 
 @dataclass(slots=True)
@@ -116,13 +102,3 @@ class _Run:
     def step(self) -> None:
         self.denoising.step(self.taken % _SCHEDULE, self.latents)
         self.taken += 1
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Of GPU memory since it was reset; 0 on the CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from h3.attention import AttentionName, find_installed
+from h3.bench.fleet import running
 from h3.bench.quality_ranks import QualityRanks, Rendered, RenderLatents
 from h3.bench.report import VERSION, open_console, open_table
-from h3.bench.step import running
 from h3.bench.turns import Tell
 from h3.errors import ConfigError
 from h3.machine import describe_machine

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 
 from h3.attention import AttentionName
-from h3.bench.ours import synchronize
+from h3.bench.random_request import begin_random
 from h3.bench.turns import TEXT_TOKENS
 from h3.checkpoint import keep_all
-from h3.denoise import Denoising
 from h3.denoise_fleet import open_source
+from h3.device import synchronize
 from h3.errors import H3Error
 from h3.model import Denoiser
 from h3.parallel.loading import load_spread
 from h3.parallel.mode import Mode
 from h3.precision import Precision
-from h3.sampler import Latents, draw_noise, make_schedule
+from h3.sampler import Latents
 from h3.sequence import Geometry, Layout
 from h3.untrained import Untrained
 from worker.mgpu import MGPURunner, RunnerError
@@ -61,13 +61,12 @@ class QualityRanks(MGPURunner):
 
     @torch.inference_mode()
     def __call__(self, *, ask: RenderLatents) -> Iterator[Rendered]:
-        layout = Layout(ask.geometry, TEXT_TOKENS)
         try:
-            attention = self._take_attention(ask, layout)
+            attention = self._take_attention(ask)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
-        first, final, _ = self._render(ask, layout)
-        again, same, seconds = self._render(ask, layout)
+        first, final, _ = self._render(ask)
+        again, same, seconds = self._render(ask)
         is_repeated = all(torch.equal(a, b) for a, b in ((first.video, again.video), (final.video, same.video)))
         is_repeated = is_repeated and torch.equal(final.audio, same.audio)
         host = torch.device("cpu")
@@ -81,18 +80,15 @@ class QualityRanks(MGPURunner):
         assert self._spread is not None
         return self._spread.model
 
-    def _take_attention(self, ask: RenderLatents, layout: Layout) -> str:
+    def _take_attention(self, ask: RenderLatents) -> str:
         if self._spread is None:
             return "as torch chooses"
-        self._spread.attention.take(ask.attention, layout.tokens)
+        self._spread.attention.take(ask.attention, Layout(ask.geometry, TEXT_TOKENS).tokens)
         return self._spread.attention.running
 
-    def _render(self, ask: RenderLatents, layout: Layout) -> tuple[Latents, Latents, float]:
-        config = self._model.config
-        states = torch.randn(TEXT_TOKENS, config.text_dim, generator=torch.Generator().manual_seed(0)).to(self.device)
-        denoising = Denoising.begin(self._model, states, layout, make_schedule(ask.steps))
-        noise = draw_noise(ask.geometry, config.in_channels, config.audio_in_channels, seed=0)
-        first, latents = denoising.step(0, noise.latents.to(self.device))
+    def _render(self, ask: RenderLatents) -> tuple[Latents, Latents, float]:
+        denoising, noise = begin_random(self._model, ask.geometry, ask.steps, self.device)
+        first, latents = denoising.step(0, noise)
         synchronize(self.device)
         begun = time.perf_counter()
         for step in range(1, ask.steps):

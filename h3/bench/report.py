@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from h3.bench.step import Field, Outcome, Result
+from h3.bench.step import Contest, Outcome, Result
 from h3.bench.work import Part, show_tera
 from h3.errors import ConfigError
 from h3.machine import describe_machine
@@ -33,7 +33,7 @@ def write(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def describe(contest: Field, outcome: Outcome) -> dict[str, object]:
+def describe(contest: Contest, outcome: Outcome) -> dict[str, object]:
     """Everything, for a file."""
     return {
         "version": VERSION,

@@ -7,30 +7,26 @@ in one half of a round goes last in the other.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
 
 from h3.attention import AttentionName
+from h3.bench.fleet import BenchFleet, running
 from h3.bench.turns import TEXT_TOKENS, Opening, Parts, TakeSteps, Tell, Turn, WatchParts
 from h3.bench.work import Ceilings, Part, Work, count_work, floor_s
 from h3.config import DenoiserConfig
-from h3.denoise_fleet import plain_rank_errors
 from h3.errors import ConfigError
 from h3.parallel.mode import Mode
 from h3.precision import Precision
 from h3.sequence import Geometry, Layout
 from h3.untrained import Untrained
-from worker.mgpu import MGPUController, MGPURunner
 
 _HOPELESS = 1.15  # times the fastest of a peer's backends
 
-Answer = TypeVar("Answer")
-
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Contest:
     """Who takes part, and on what."""
 
     model: Path | Untrained
@@ -97,7 +93,7 @@ class Contender:
     """A fleet, and how it is asked."""
 
     name: str
-    fleet: "BenchFleet"
+    fleet: BenchFleet
     way: str
     precision: Precision | None = None  # None: not ours
 
@@ -105,31 +101,7 @@ class Contender:
         return self.fleet.ask(TakeSteps(geometry, steps, self.way), Turn)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchFleet:
-    """Ranks that answer one thing at a time."""
-
-    controller: MGPUController
-
-    def ask(self, ask: object, kind: type[Answer]) -> Answer:
-        """Raises ConfigError for what every rank refuses, RanksFailed."""
-        with plain_rank_errors():
-            [answer] = [item for item in self.controller.stream(ask=ask) if isinstance(item, kind)]
-        return answer
-
-
-@contextmanager
-def running(runner: type[MGPURunner], world_size: int, *, on_gpus: bool, **setup: Any) -> Iterator[BenchFleet]:
-    """Start ranks and load. Raises ConfigError, RanksFailed and what loading raises."""
-    backend: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
-    # On the GPUs of the other contenders, which wait meanwhile.
-    with MGPUController(runner, num_gpus=world_size, backend=backend, outputs="cpu", allow_shared=True) as controller:
-        with plain_rank_errors():
-            controller.start(**setup)
-        yield BenchFleet(controller)
-
-
-def measure(contest: Field, plan: Plan, tell: Tell) -> Outcome:
+def measure(contest: Contest, plan: Plan, tell: Tell) -> Outcome:
     """Raises ConfigError, RanksFailed, CheckpointError."""
     with ExitStack() as stack:
         ours = list(_start_ours(contest, stack, tell))
@@ -147,7 +119,7 @@ def measure(contest: Field, plan: Plan, tell: Tell) -> Outcome:
     return Outcome(ceilings, work, results)
 
 
-def _start_ours(contest: Field, stack: ExitStack, tell: Tell) -> Iterator[Contender]:
+def _start_ours(contest: Contest, stack: ExitStack, tell: Tell) -> Iterator[Contender]:
     """One fleet for each precision, whatever the attentions."""
     from h3.bench.ours import OurSteps
 
@@ -170,7 +142,7 @@ def _start_ours(contest: Field, stack: ExitStack, tell: Tell) -> Iterator[Conten
         yield Contender(name, fleets[precision], attention, precision)
 
 
-def _start_peer(contest: Field, stack: ExitStack, tell: Tell) -> BenchFleet:
+def _start_peer(contest: Contest, stack: ExitStack, tell: Tell) -> BenchFleet:
     from h3.bench.diffusers_peer import DiffusersSteps
 
     tell("loading diffusers")
@@ -180,7 +152,7 @@ def _start_peer(contest: Field, stack: ExitStack, tell: Tell) -> BenchFleet:
 
 
 def _choose_ways(
-    peer: BenchFleet, contest: Field, geometry: Geometry, known_s: dict[str, float], tell: Tell
+    peer: BenchFleet, contest: Contest, geometry: Geometry, known_s: dict[str, float], tell: Tell
 ) -> list[Contender]:
     """The fastest of the peer's backends at this shape, as it is and compiled.
 
@@ -208,7 +180,7 @@ def _choose_ways(
 
 def _measure_shape(
     contenders: Sequence[Contender],
-    contest: Field,
+    contest: Contest,
     ceilings: Ceilings,
     geometry: Geometry,
     plan: Plan,
@@ -239,7 +211,7 @@ def _measure_shape(
 
 
 def _judge(
-    parts: Parts, contest: Field, ceilings: Ceilings, geometry: Geometry, precision: Precision, attention: str
+    parts: Parts, contest: Contest, ceilings: Ceilings, geometry: Geometry, precision: Precision, attention: str
 ) -> dict[Part, PartTime]:
     """Times beside floors, of one rank."""
     judged = {}
@@ -253,5 +225,5 @@ def _judge(
     return judged
 
 
-def _count(contest: Field, geometry: Geometry, precision: Precision) -> dict[Part, Work]:
+def _count(contest: Contest, geometry: Geometry, precision: Precision) -> dict[Part, Work]:
     return count_work(contest.config, Layout(geometry, TEXT_TOKENS), precision)

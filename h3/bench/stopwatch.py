@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from h3.bench.work import Part
+from h3.device import synchronize
 from h3.model import Attend, Attention, Denoiser
 from h3.transport import measure_transport
 
@@ -36,8 +37,7 @@ class Stopwatch:
 
     def read(self) -> dict[str, float]:
         """Waits for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return {name: sum(_between(*marks) for marks in runs) for name, runs in self._marks.items()}
 
     def _mark(self) -> Mark:

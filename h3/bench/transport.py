@@ -1,18 +1,18 @@
 """Measures what ranks exchange in one block, and the attention between, without any weights."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from h3.attention import AttentionName
+from h3.bench.fleet import running
 from h3.bench.report import VERSION
 from h3.bench.transport_ranks import HEAD_DIM, HEADS, WIDTH, Measured, Timed, TransportRunner
+from h3.bench.turns import Tell
 from h3.sequence import Geometry, Layout
-from worker.mgpu import MGPUController
 
 SHAPES = [Geometry(864, 480, 141), Geometry(1344, 768, 124), Geometry(1344, 768, 243)]
 SHAPES_ON_CPU = [Geometry(96, 64, 22), Geometry(96, 64, 39)]
@@ -38,16 +38,13 @@ class Exchange:
 
 
 def measure(
-    world_size: int, backend: AttentionName, layouts: Sequence[Layout], *, on_gpus: bool, tell: Callable[[str], object]
+    world_size: int, backend: AttentionName, layouts: Sequence[Layout], *, on_gpus: bool, tell: Tell
 ) -> Iterator[Exchange]:
-    """One after the other in one fleet."""
-    between: Literal["nccl", "gloo"] = "nccl" if on_gpus else "gloo"
-    with MGPUController(TransportRunner, num_gpus=world_size, backend=between, outputs="cpu") as controller:
-        controller.start()
+    """One after the other in one fleet. Raises ConfigError, RanksFailed."""
+    with running(TransportRunner, world_size, on_gpus=on_gpus) as fleet:
         for layout in layouts:
             tell(f"{show_shape(layout)}: {layout.tokens} tokens")
-            stream = controller.stream(tokens=layout.tokens, backend=backend)
-            ranks = [item for item in stream if isinstance(item, Measured)]
+            ranks = fleet.hear(Measured, tokens=layout.tokens, backend=backend)
             yield Exchange(layout, sorted(ranks, key=lambda measured: measured.rank))
 
 

@@ -1,7 +1,6 @@
 """What ranks do while their transport is measured: the exchanges of one block at H3's width, without any weights."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from h3.attention import AttentionName
 from h3.attention_probe import HeadShape
+from h3.bench.stopwatch import Stopwatch
 from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
 from h3.model import MODEL_DTYPE
 from h3.parallel.attention import SharedAttention
@@ -80,14 +80,8 @@ class TransportRunner(MGPURunner):
         return Timed(operation, seconds, meter.sent_bytes)
 
     def _seconds_of(self, run: Callable[[], Tensor]) -> float:
-        if self.device.type != "cuda":
-            begun_s = time.perf_counter()
-            run()
-            return time.perf_counter() - begun_s
-        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begun.record()
+        watch = Stopwatch(self.device)
+        watch.begin("run")
         run()
-        ended.record()
-        ended.synchronize()
-        took_ms: float = begun.elapsed_time(ended)
-        return took_ms / 1000
+        watch.end("run")
+        return watch.read()["run"]
