@@ -3,16 +3,13 @@
 RunPod is a socket that nobody answers on, so whether anybody came is known for certain.
 """
 
-import os
 import re
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.infra.pod_commands import SCRIPT, make_environment, run_command
+
 KEY, SECRET = "rpa_CANARY0123456789", "canary-of-env"
 WITHOUT_OTHER_EXTRAS = """
 import runpy, sys
@@ -32,29 +29,16 @@ def nobody():
 
 @pytest.fixture
 def environment(nobody, tmp_path):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("H3_", "RUNPOD_", "REDIS_"))}
     url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-    return kept | {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": url, "H3_PODS_LEDGER": str(tmp_path / "pods.jsonl")}
+    return make_environment(tmp_path, {"RUNPOD_API_KEY": KEY, "RUNPOD_API_URL": url})
 
 
 @pytest.fixture
 def run(environment):
     """The command; neither the key nor a value for the pod is in anything that it prints."""
 
-    def run(*arguments, command=("tools/runpod_api.py",), **variables):
-        changed = environment | variables
-        done = subprocess.run(
-            [sys.executable, *command, *map(str, arguments)],
-            env={name: value for name, value in changed.items() if value is not None},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert not any(secret in done.stdout + done.stderr for secret in (KEY, SECRET))
-        assert "Traceback" not in done.stderr
-        return done
+    def run(*arguments, command=SCRIPT, **variables):
+        return run_command(arguments, environment | variables, (KEY, SECRET), command)
 
     return run
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.infra.runpod.billing import bucket_end, bucket_start
+from tests.infra.runpod.clients import body, client_of
 from tests.infra.runpod.clock import parse_rfc3339
-from tests.infra.runpod.conftest import body, client_of
 from tests.infra.runpod.server import running_runpod
 from tests.infra.runpod.world import World
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.infra.runpod.catalog import H200, MI300X, MIG_SLICE, SERVER_EDITION, Gap
-from tests.infra.runpod.conftest import body
+from tests.infra.runpod.clients import body
 
 STOCK = "include=AVAILABILITY&product=POD"
 

@@ -5,7 +5,7 @@ import time
 import httpx2
 import pytest
 
-from tests.infra.runpod.conftest import body
+from tests.infra.runpod.clients import body
 from tests.infra.runpod.faults import Fault
 
 INSTEAD = {

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from tests.infra.runpod.conftest import body
+from tests.infra.runpod.clients import body
 from tests.infra.runpod.faults import Fault
 
 

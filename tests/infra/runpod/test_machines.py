@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests.infra.runpod.clients import body, client_of
 from tests.infra.runpod.clock import WallClock
-from tests.infra.runpod.conftest import body, client_of
 from tests.infra.runpod.pods import QUICK, Status
 from tests.infra.runpod.server import running_runpod
 from tests.infra.runpod.world import World

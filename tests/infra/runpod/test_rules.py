@@ -3,7 +3,7 @@
 import pytest
 
 from tests.infra.runpod.catalog import SERVER_EDITION
-from tests.infra.runpod.conftest import body
+from tests.infra.runpod.clients import body
 
 NETWORK = {"volumeId": "vol00001", "path": "/runpod-volume"}
 PERSISTENT = {"size": 100, "path": "/workspace"}

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from tests.infra.runpod.catalog import SERVER_EDITION, Gap
-from tests.infra.runpod.conftest import body, client_of
+from tests.infra.runpod.clients import body, client_of
 from tests.infra.runpod.pods import Course, Status
 from tests.infra.runpod.rates import RateLimit, Window
 from tests.infra.runpod.server import running_runpod

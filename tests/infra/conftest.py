@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.infra.runpod.catalog import SERVER_EDITION
+from tests.infra.runpod.clients import client_of
 from tests.infra.runpod.server import RunPod, running_runpod
 
 
@@ -25,14 +25,3 @@ def runpod(later: bool) -> Iterator[RunPod]:
 def http(runpod: RunPod) -> Iterator[httpx2.Client]:
     with client_of(runpod) as client:
         yield client
-
-
-def client_of(runpod: RunPod) -> httpx2.Client:
-    # Without TLS to check: to load the certificates takes longer than most of these tests.
-    headers = {"Authorization": f"Bearer {runpod.key}"}
-    return httpx2.Client(base_url=runpod.url, headers=headers, verify=False, trust_env=False, timeout=5.0)
-
-
-def body(**fields: object) -> dict:
-    """A create that RunPod accepts, with other fields on top."""
-    return {"name": "h3-1", "image": "h3:1", "gpu": {"id": SERVER_EDITION, "count": 8}} | fields
