@@ -20,7 +20,7 @@ from h3.parallel.tokens import TokenShards, shard_tokens
 from h3.partition import Partition, split_evenly
 
 
-def share_attention(model: Denoiser, group: dist.ProcessGroup, head_groups: int = 1) -> None:
+def share_attention(model: Denoiser, group: dist.ProcessGroup, head_groups: int) -> None:
     """Spread a whole model over `group`. Raises PartitionError if a rank would have no head."""
     heads = split_evenly(model.config.num_attention_heads, dist.get_world_size(group), what="attention heads")
     shards = shard_tokens(model, group, layers_see_all_rows=False)
