@@ -1,14 +1,15 @@
-"""What RunPod's API v2 answers, as far as it is used. Fields that are not are ignored, `env` of a pod among them: it
-comes back in clear."""
+"""What RunPod's API v2 answers, as far as it is used. Fields that are not are ignored, and so is what a pod's `env` has
+beside the three variables that say whose it is: it comes back in clear."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from infra.errors import AnswerInvalid
+from infra.pod_names import FLEET, TOKEN
 
 MOST_PROBLEMS = 5  # of an answer that are told
 STOCK_ORDER = ("HIGH", "MEDIUM", "LOW")  # a word that is none of these counts as none
@@ -153,6 +154,36 @@ class PodSsh(Answer):
     direct: SshEndpoint | None
 
 
+def _read_fleet(value: object) -> str | None:
+    return value if isinstance(value, str) and FLEET.fullmatch(value) else None
+
+
+def _read_token(value: object) -> str | None:
+    return value if isinstance(value, str) and TOKEN.fullmatch(value) else None
+
+
+def _read_lease_until(value: object) -> datetime | None:
+    try:
+        read = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return read.astimezone(UTC) if read is not None and read.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+class OurEnv(BaseModel):
+    """What an order wrote into a pod's `env` about itself. Anybody may write there: nonsense is as good as nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True, populate_by_name=True)
+
+    fleet: Annotated[str | None, BeforeValidator(_read_fleet)] = Field(None, alias="FLEET_ID")
+    token: Annotated[str | None, BeforeValidator(_read_token)] = Field(None, alias="FLEET_TOKEN")
+    lease_until: Annotated[datetime | None, BeforeValidator(_read_lease_until)] = Field(None, alias="LEASE_UNTIL")
+
+
+def _read_env(value: object) -> object:
+    return value if isinstance(value, dict | OurEnv) else {}
+
+
 class Pod(Answer):
     """One rented machine."""
 
@@ -167,6 +198,8 @@ class Pod(Answer):
     mounts: PodMounts
     ports: tuple[str, ...]
     ssh: PodSsh
+    disk: int = 0  # GB of the container's
+    env: Annotated[OurEnv, BeforeValidator(_read_env)] = Field(default_factory=OurEnv, exclude=True, repr=False)
     cost: Usd  # USD per hour, now
     runtime: dict[str, object] | None  # also {} while there is nothing to tell
     created_at: AwareDatetime

@@ -7,6 +7,8 @@ from infra.errors import GuardRefused
 
 TOKEN_BYTES = 8
 SLOT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,14}[a-z0-9])?")
+FLEET = re.compile(r"[a-z0-9]{1,12}")
+TOKEN = re.compile(rf"[0-9a-f]{{{2 * TOKEN_BYTES}}}")
 POD_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from infra.errors import GuardRefused, KeyUnusable
+from infra.pod_names import FLEET
 from jobs.settings import user_folder
 
 API_HOST = "api.runpod.io"
@@ -52,7 +53,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-NamePart = Annotated[str, Field(pattern=r"^[a-z0-9]{1,12}$")]
+NamePart = Annotated[str, Field(pattern=f"^{FLEET.pattern}$")]
 Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 

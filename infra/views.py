@@ -1,4 +1,4 @@
-"""Pods, stock and bills as lines and as JSON. Of `env` nothing is ever read, so nothing is shown."""
+"""Pods, stock and bills as lines and as JSON. Nothing of a pod's `env` is shown."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime

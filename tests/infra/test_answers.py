@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from datetime import timedelta
 
 import pytest
 
@@ -24,7 +25,7 @@ from infra.rates import find_pause_s, read_retry_after
 from infra.refusals import describe_refusal, judge_status
 from infra.transport import choose_pause_s
 from infra.views import describe_pod, pod_to_dict
-from tests.infra.pods import NOW, SSH, make_pod
+from tests.infra.pods import NOW, SSH, TOKEN, make_body, make_pod
 
 CANARY = "canary-of-env"
 
@@ -38,7 +39,31 @@ def write_pod(**fields):
 
 def test_env_of_a_pod_is_not_even_read():
     pod = parse_answer(Pod, write_pod(env={"SECRET": CANARY}), "get pod")
-    assert CANARY not in f"{pod!r} {pod_to_dict(pod)} {describe_pod(pod, NOW)}"
+    assert CANARY not in f"{pod!r} {pod.env!r} {pod_to_dict(pod)} {describe_pod(pod, NOW)}"
+
+
+def test_but_for_what_an_order_says_there_of_itself():
+    env = make_body().env | {"SECRET": CANARY}
+    pod = parse_answer(Pod, write_pod(env=env), "get pod")
+    assert (pod.env.fleet, pod.env.token, pod.env.lease_until) == ("manual", TOKEN, NOW + timedelta(hours=6))
+    assert "env" not in pod_to_dict(pod)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        None,
+        [CANARY],
+        {"FLEET_ID": CANARY, "FLEET_TOKEN": CANARY, "LEASE_UNTIL": CANARY},
+        {"FLEET_ID": 1, "FLEET_TOKEN": ["x"], "LEASE_UNTIL": 1800000000},
+        {"FLEET_ID": "a" * 13, "FLEET_TOKEN": TOKEN.upper(), "LEASE_UNTIL": "2026-11-30T12:00:00"},
+        {"LEASE_UNTIL": "0001-01-01T00:00:00+23:00"},
+    ],
+)
+def test_nonsense_there_is_as_good_as_nothing(env):
+    pod = parse_answer(Pod, write_pod(env=env), "get pod")
+    assert (pod.env.fleet, pod.env.token, pod.env.lease_until) == (None, None, None)
 
 
 def test_what_is_missing_is_named_and_no_value_is_shown():
