@@ -5,7 +5,7 @@ sent again, but looked for by the pod's exact name in complete lists; and a pod 
 more, is ended at once. Data centers are tried one after the other, each with a token and a row of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -23,13 +23,13 @@ from infra.errors import (
     RequestRejected,
 )
 from infra.guards import check_cap, find_differences, find_overcharge, sum_committed
-from infra.ledger import Ledger, Row, RowState
+from infra.ledger import OrderBook, Row, RowState
 from infra.order import PodBody
 from infra.placement import Place
 from infra.plan import CreatePlan
 from infra.pod_names import make_token
 from infra.runpod import RunPod
-from infra.terminate import terminate_pod
+from infra.terminate import ask_end, terminate_pod
 from infra.transport import choose_pause_s
 
 SENDS = 3  # of a request that certainly did nothing: too many calls, or no connection
@@ -41,13 +41,17 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Creator:
-    """Creates one pod by a plan."""
+    """Creates one pod by a plan. Whoever lists pods all the time need not wait here: see the last four."""
 
     api: RunPod
-    ledger: Ledger
+    ledger: OrderBook
     clock: Clock
     tell_pod: Callable[[str], None]  # its id, as soon as there is one, whatever comes of it later
     tell: Callable[[str], None]  # what else a person wants to know
+    sends: int = SENDS
+    looks_s: Sequence[float] = LOOKS_S  # none: a lost answer is OutcomeUnknown at once
+    settles_s: Sequence[float] = SETTLES_S
+    awaits_end: bool = True  # of a pod that is not as ordered; else its end is asked for
 
     def create(self, plan: CreatePlan) -> Pod:
         """Raises NoCapacity, NotAsOrdered, OutcomeUnknown, or the ApiError after which no place is worth a try."""
@@ -92,6 +96,7 @@ class Creator:
             gpu=body.gpu.id,
             count=body.gpu.count,
             body_sha256=body.sha256,
+            lease_until=plan.lease_until,
         )
         self.ledger.append(row)
         try:
@@ -108,7 +113,7 @@ class Creator:
 
     def _send(self, body: PodBody) -> Pod:
         """Once; again only after what certainly did nothing."""
-        for sent in range(1, SENDS):
+        for sent in range(1, self.sends):
             try:
                 return self.api.create_pod(body)
             except ApiError as exc:
@@ -123,11 +128,12 @@ class Creator:
 
     def _find(self, row: Row, why: str) -> tuple[Row, Pod]:
         """The pod of this order, by complete lists; of several the oldest, and the others are ended."""
-        self.tell(f"the answer to the create was lost ({why}): looking for {row.name}")
         row = self._move(row, RowState.UNKNOWN, cause=why)
+        if self.looks_s:
+            self.tell(f"the answer to the create was lost ({why}): looking for {row.name}")
         began = self.clock.monotonic()
         try:
-            for moment_s in LOOKS_S:
+            for moment_s in self.looks_s:
                 self.clock.sleep(max(0.0, began + moment_s - self.clock.monotonic()))
                 if found := self._look(row.name):
                     self._end_doubles(found[1:])
@@ -173,16 +179,23 @@ class Creator:
         why = "; ".join(faults)
         self.tell(f"pod {pod.id} is not what was ordered ({why}): it is terminated")
         try:
-            terminate_pod(self.api, self.ledger, self.clock, pod.id)
+            self._end(pod)
         except InfraError as exc:
             raise OutcomeUnknown(
                 f"pod {pod.id} is not what was ordered ({why}), and may go on and bill: {exc}"
             ) from exc
-        raise NotAsOrdered(f"pod {pod.id} was terminated, for it is not what was ordered: {why}")
+        ended = "was terminated" if self.awaits_end else "was asked to end"
+        raise NotAsOrdered(f"pod {pod.id} {ended}, for it is not what was ordered: {why}")
+
+    def _end(self, pod: Pod) -> None:
+        if self.awaits_end:
+            terminate_pod(self.api, self.ledger, self.clock, pod.id)
+        else:
+            ask_end(self.api, self.ledger, pod.id)
 
     def _settle(self, pod: Pod) -> Pod:
         """As it is once RunPod has told where it is and what it costs; as it was if that takes long."""
-        for pause_s in SETTLES_S:
+        for pause_s in self.settles_s:
             if pod.data_center_id is not None and pod.cost > 0:
                 return pod
             self.clock.sleep(pause_s)

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from infra.answers import ON_THE_WAY, Pod
 from infra.errors import GuardRefused
-from infra.ledger import OPEN, Row, RowState
+from infra.ledger import OPEN, WITH_POD, Row, RowState
 from infra.order import Mounts, PodBody
 from infra.pod_names import is_ours
 
@@ -26,19 +26,24 @@ class Move:
     cause: str
 
 
-def find_moves(rows: Iterable[Row], pods: Iterable[Pod], now: datetime) -> list[Move]:
-    """What a complete list tells of orders: pods of lost answers, those that never came, those that are gone."""
+def find_moves(
+    rows: Iterable[Row], pods: Iterable[Pod], now: datetime, *, in_flight_s: float = IN_FLIGHT_S
+) -> list[Move]:
+    """What a complete list tells of orders: pods of lost answers, those that never came, those that are gone.
+
+    in_flight_s  how young an order may still be another's who waits for the answer; 0 where there is no other
+    """
     by_name = {pod.name: pod for pod in pods if not pod.is_gone}
     moves = []
     for row in rows:
         pod, age_s = by_name.get(row.name), row.age_s(now)
-        if row.state in OPEN and pod is not None and age_s >= IN_FLIGHT_S:
+        if row.state in OPEN and pod is not None and age_s >= in_flight_s:
             moves.append(Move(row, RowState.CREATED, pod.id, "found by its name"))
         elif row.state is RowState.FAILED and pod is not None:
             moves.append(Move(row, RowState.CREATED, pod.id, "it came after all"))
         elif pod is None and age_s >= UNKNOWN_S and row.state in OPEN:
             moves.append(Move(row, RowState.FAILED, None, "no list has shown a pod of this name"))
-        elif pod is None and age_s >= UNKNOWN_S and row.state in (RowState.CREATED, RowState.TERMINATING):
+        elif pod is None and age_s >= UNKNOWN_S and row.state in (*WITH_POD, RowState.TERMINATING):
             moves.append(Move(row, RowState.GONE, row.pod_id, "it is not listed any more"))
     return moves
 
@@ -48,7 +53,7 @@ def sum_committed(pods: Sequence[Pod], rows: Sequence[Row], prefix: str, now: da
     prices = {row.name: row.usd_per_hour for row in rows}
     listed = sum(_find_cost(pod, prices) for pod in pods if is_ours(pod.name, prefix))
     names = {pod.name for pod in pods}
-    may_come = (*OPEN, RowState.CREATED)
+    may_come = (*OPEN, *WITH_POD)
     unlisted = [row for row in rows if row.name not in names and row.state in may_come and row.age_s(now) < UNKNOWN_S]
     return round(listed + sum(row.usd_per_hour for row in unlisted), MICRO_USD)
 

@@ -7,10 +7,11 @@ was not acted on yet.
 
 import json
 import os
+from abc import ABC, abstractmethod
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import structlog
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +28,7 @@ class RowState(StrEnum):
     INTENT = "intent"  # its request is about to be sent, or was
     UNKNOWN = "unknown"  # no telling whether there is a pod
     CREATED = "created"  # it has a pod
+    DRAINING = "draining"  # which takes no more jobs, and is to end after the one it runs
     FAILED = "failed"  # there is certainly none
     TERMINATING = "terminating"  # its end was asked for
     GONE = "gone"  # and is confirmed
@@ -35,13 +37,16 @@ class RowState(StrEnum):
 MOVES = {
     RowState.INTENT: {RowState.UNKNOWN, RowState.CREATED, RowState.FAILED},
     RowState.UNKNOWN: {RowState.CREATED, RowState.FAILED},
-    RowState.CREATED: {RowState.TERMINATING, RowState.GONE},
+    RowState.CREATED: {RowState.DRAINING, RowState.TERMINATING, RowState.GONE},
+    RowState.DRAINING: {RowState.CREATED, RowState.TERMINATING, RowState.GONE},  # the first: it is needed after all
     RowState.FAILED: {RowState.CREATED},  # it was there after all
     RowState.TERMINATING: {RowState.TERMINATING, RowState.GONE},
     RowState.GONE: set[RowState](),
 }
 APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)  # the last is Windows'
 OPEN = (RowState.INTENT, RowState.UNKNOWN)  # there may be a pod that no row names
+WITH_POD = (RowState.CREATED, RowState.DRAINING)
+ENDED = (RowState.FAILED, RowState.GONE)
 
 
 class Row(BaseModel):
@@ -61,23 +66,55 @@ class Row(BaseModel):
     count: int
     body_sha256: str
     pod_id: str | None = None
+    lease_until: AwareDatetime | None = None  # told to the pod; rows of earlier versions have none
     cause: str = ""
+
+    def moved(self, state: RowState, at: datetime, *, pod_id: str | None = None, cause: str = "") -> Self:
+        """In another state, which is one that may follow."""
+        assert state in MOVES[self.state], f"an order that is {self.state} does not become {state}"
+        changes = {"state": state, "at": at, "pod_id": pod_id or self.pod_id, "cause": cause}
+        return self.model_copy(update=changes)
 
     def age_s(self, now: datetime) -> float:
         return max(0.0, (now - self.ordered_at).total_seconds())
 
 
-class Ledger:
+class OrderBook(ABC):
+    """What we have ordered, wherever that is kept: all that a create and an end need of it."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+
+    @abstractmethod
+    def read(self) -> list[Row]:
+        """Every order as it stands, oldest first. Raises LedgerUnusable."""
+
+    @abstractmethod
+    def append(self, row: Row) -> None:
+        """On the disk when this returns. Raises LedgerUnusable."""
+
+    def find(self, pod_id: str) -> Row | None:
+        """The order that this pod came of, if it is ours."""
+        return next((row for row in self.read() if row.pod_id == pod_id), None)
+
+    def move(self, row: Row, state: RowState, *, pod_id: str | None = None, cause: str = "") -> Row:
+        """The row in its new state, which is written and logged. Raises LedgerUnusable."""
+        moved = row.moved(state, self._clock.now(), pod_id=pod_id, cause=cause)
+        self.append(moved)
+        log.info("order moved", token=row.token, pod_id=moved.pod_id, before=str(row.state), now=str(state))
+        return moved
+
+
+class Ledger(OrderBook):
     """The file of one user; several commands may append to it at a time."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        self._path = path
-        self._clock = clock or Clock()
+        super().__init__(clock)
+        self.path = path
 
     def read(self) -> list[Row]:
-        """Every order as it stands, oldest first. Raises LedgerUnusable."""
         try:
-            lines = self._path.read_bytes().split(b"\n") if self._path.exists() else []
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         except OSError as exc:
             raise self._unusable(exc) from exc
         rows: dict[str, Row] = {}
@@ -86,32 +123,18 @@ class Ledger:
                 rows[row.token] = row
         return list(rows.values())
 
-    def find(self, pod_id: str) -> Row | None:
-        """The order that this pod came of, if it is ours."""
-        return next((row for row in self.read() if row.pod_id == pod_id), None)
-
     def append(self, row: Row) -> None:
-        """On the disk when this returns. Raises LedgerUnusable."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            is_new = not self._path.exists()
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_new = not self.path.exists()
             # By one write, so that two commands do not mix; behind a line that was cut short, on a new one.
-            with os.fdopen(os.open(self._path, APPENDING, 0o600), "ab", buffering=0) as file:
-                file.write(b"\n" * _is_cut_short(self._path) + row.model_dump_json().encode() + b"\n")
+            with os.fdopen(os.open(self.path, APPENDING, 0o600), "ab", buffering=0) as file:
+                file.write(b"\n" * _is_cut_short(self.path) + row.model_dump_json().encode() + b"\n")
                 os.fsync(file.fileno())
             if is_new:
-                _sync_folder(self._path.parent)
+                _sync_folder(self.path.parent)
         except OSError as exc:
             raise self._unusable(exc) from exc
-
-    def move(self, row: Row, state: RowState, *, pod_id: str | None = None, cause: str = "") -> Row:
-        """The row in its new state, which is written and logged. Raises LedgerUnusable."""
-        assert state in MOVES[row.state], f"an order that is {row.state} does not become {state}"
-        changes = {"state": state, "at": self._clock.now(), "pod_id": pod_id or row.pod_id, "cause": cause}
-        moved = row.model_copy(update=changes)
-        self.append(moved)
-        log.info("order moved", token=row.token, pod_id=moved.pod_id, before=str(row.state), now=str(state))
-        return moved
 
     def _parse(self, line: bytes, number: int) -> Row | None:
         if not line.strip(b"\0 \r"):
@@ -119,18 +142,18 @@ class Ledger:
         try:
             json.loads(line)
         except ValueError:
-            log.warning("a line of the ledger was cut short", path=str(self._path), line=number)
+            log.warning("a line of the ledger was cut short", path=str(self.path), line=number)
             return None
         try:
             return Row.model_validate_json(line)
         except ValidationError as exc:
             raise LedgerUnusable(
-                f"{self._path}, line {number}: this is no row of ours: mend or move the file, or name another one in "
+                f"{self.path}, line {number}: this is no row of ours: mend or move the file, or name another one in "
                 "H3_PODS_LEDGER"
             ) from exc
 
     def _unusable(self, error: OSError) -> LedgerUnusable:
-        return LedgerUnusable(f"{self._path}: {error.strerror or error}: name a file in H3_PODS_LEDGER that is ours")
+        return LedgerUnusable(f"{self.path}: {error.strerror or error}: name a file in H3_PODS_LEDGER that is ours")
 
 
 def _is_cut_short(path: Path) -> bool:

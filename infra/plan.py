@@ -9,8 +9,8 @@ from infra.answers import NetworkVolume, Pod
 from infra.busy import Busyness
 from infra.clock import Clock
 from infra.errors import GuardRefused, NotFound
-from infra.guards import check_cap, find_moves, sum_committed
-from infra.ledger import Ledger, Row
+from infra.guards import IN_FLIGHT_S, check_cap, find_moves, sum_committed
+from infra.ledger import OrderBook, Row
 from infra.order import PodBody, PodOrder, VolumeMount, Workspace
 from infra.placement import Place, check_count, choose_data_center, choose_places, find_gpu, price_machine
 from infra.pod_names import is_ours
@@ -55,7 +55,7 @@ class CreatePlan:
 
 def read_create_plan(
     api: RunPod,
-    ledger: Ledger,
+    ledger: OrderBook,
     clock: Clock,
     order: PodOrder,
     *,
@@ -86,9 +86,11 @@ def read_create_plan(
     return plan
 
 
-def settle_rows(ledger: Ledger, pods: Sequence[Pod], now: datetime) -> list[Row]:
+def settle_rows(
+    ledger: OrderBook, pods: Sequence[Pod], now: datetime, *, in_flight_s: float = IN_FLIGHT_S
+) -> list[Row]:
     """Every order, brought up to date by a complete list. Raises LedgerUnusable."""
-    for move in find_moves(ledger.read(), pods, now):
+    for move in find_moves(ledger.read(), pods, now, in_flight_s=in_flight_s):
         ledger.move(move.row, move.state, pod_id=move.pod_id, cause=move.cause)
     return ledger.read()
 

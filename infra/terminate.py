@@ -1,16 +1,28 @@
-"""Ends a pod and stays until RunPod says that it is gone: only that is terminated."""
+"""Ends a pod. It is terminated only when RunPod says that it is gone: to ask for its end is the smaller part."""
 
 from infra.clock import Clock
 from infra.errors import ApiError, KeyRefused, LedgerUnusable, NotFound, OutcomeUnknown, RefusedByRunPod
-from infra.ledger import Ledger, RowState
+from infra.ledger import OrderBook, RowState
 from infra.runpod import RunPod
 
 GONE_WITHIN_S = 180.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
 
 
-def terminate_pod(api: RunPod, ledger: Ledger, clock: Clock, pod_id: str, *, within_s: float = GONE_WITHIN_S) -> None:
-    """Raises OutcomeUnknown if it may go on billing, RefusedByRunPod if RunPod refuses, KeyRefused."""
+def terminate_pod(
+    api: RunPod, ledger: OrderBook, clock: Clock, pod_id: str, *, within_s: float = GONE_WITHIN_S
+) -> None:
+    """And stay until it is gone. Raises what `ask_end` does, and OutcomeUnknown if it stays for so long."""
+    ask_end(api, ledger, pod_id)
+    _await_end(api, clock, pod_id, within_s)
+    record_gone(ledger, pod_id)
+
+
+def ask_end(api: RunPod, ledger: OrderBook, pod_id: str) -> None:
+    """And return: later lists tell when it is gone, and until then it bills.
+
+    Raises OutcomeUnknown if the request may be lost, RefusedByRunPod if RunPod refuses, KeyRefused.
+    """
     _record(ledger, pod_id, RowState.TERMINATING)
     try:
         api.delete_pod(pod_id)
@@ -21,11 +33,9 @@ def terminate_pod(api: RunPod, ledger: Ledger, clock: Clock, pod_id: str, *, wit
         raise
     except ApiError as exc:
         raise OutcomeUnknown(f"pod {pod_id} may go on and bill: {exc}: terminate it again") from exc
-    _await_end(api, clock, pod_id, within_s)
-    record_gone(ledger, pod_id)
 
 
-def record_gone(ledger: Ledger, pod_id: str) -> None:
+def record_gone(ledger: OrderBook, pod_id: str) -> None:
     """Close its row, if it has one."""
     _record(ledger, pod_id, RowState.GONE)
 
@@ -54,7 +64,7 @@ def _is_gone(api: RunPod, pod_id: str) -> bool:
         return True
 
 
-def _record(ledger: Ledger, pod_id: str, state: RowState) -> None:
+def _record(ledger: OrderBook, pod_id: str, state: RowState) -> None:
     """As far as the pod is in the ledger. A disk that is full does not keep a pod alive."""
     try:
         row = ledger.find(pod_id)

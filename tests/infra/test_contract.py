@@ -19,12 +19,13 @@ from infra.errors import (
     NoCapacity,
     NotAsOrdered,
     OutcomeUnknown,
+    RateLimited,
 )
 from infra.ledger import Ledger, RowState
 from infra.order import VolumeMount
 from infra.plan import read_create_plan, settle_rows
 from infra.runpod import RunPod
-from infra.terminate import terminate_pod
+from infra.terminate import ask_end, terminate_pod
 from infra.transport import Limits
 from tests.infra.pod_commands import make_environment, run_command
 from tests.infra.pods import make_order
@@ -36,6 +37,7 @@ from tests.infra.runpod.server import running_runpod
 from tests.infra.runpod.world import World
 
 PODS, POD = "/v2/pods", "/v2/pods/{id}"
+AT_ONCE = {"sends": 1, "looks_s": (), "settles_s": (), "awaits_end": False}
 
 
 @pytest.fixture
@@ -70,9 +72,10 @@ def ledger(tmp_path, clock):
 def create(api, ledger, clock):
     """Plan and create; returns the pod."""
 
-    def create(data_center=None, cap=40.0, **fields):
+    def create(data_center=None, cap=40.0, patience=None, **fields):
         plan = read_create_plan(api, ledger, clock, make_order(**fields), data_center=data_center, cap=cap, max_hours=6)
-        return Creator(api, ledger, clock, tell_pod=told.append, tell=told.append).create(plan)
+        creator = Creator(api, ledger, clock, tell_pod=told.append, tell=told.append, **(patience or {}))
+        return creator.create(plan)
 
     told = []
     create.told = told
@@ -134,6 +137,38 @@ def test_an_order_that_nobody_can_find_stays_unknown_and_counts(runpod, api, led
     settle_rows(ledger, api.list_pods(), clock.now())
     assert states(ledger) == [RowState.FAILED]
     create(cap=20.0)
+
+
+@pytest.mark.parametrize("fault", [Fault.SERVER_ERROR_AFTER_EFFECT, Fault.CLOSE_AFTER_EFFECT], ids=str)
+def test_who_lists_pods_all_the_time_does_not_wait_for_a_lost_answer(runpod, api, ledger, clock, create, fault):
+    runpod.script("POST", PODS, fault)
+    begun_at = runpod.now
+    with pytest.raises(OutcomeUnknown, match="h3render-manual-pod-"):
+        create(patience=AT_ONCE)
+    assert runpod.now == begun_at
+    assert states(ledger) == [RowState.UNKNOWN]
+    settle_rows(ledger, api.list_pods(), clock.now(), in_flight_s=0)
+    assert states(ledger) == [RowState.CREATED]
+    assert len(posts(runpod)) == len(runpod.alive()) == 1
+
+
+def test_nor_for_places_to_be_told_nor_to_send_it_again(runpod, ledger, create):
+    begun_at = runpod.now
+    runpod.script("POST", PODS, Fault.RATE_LIMITED, seconds=30)
+    with pytest.raises(RateLimited):
+        create(patience=AT_ONCE)
+    runpod.next_pods(Course(placed_s=60))
+    assert create(patience=AT_ONCE).data_center_id is None
+    assert runpod.now == begun_at
+    assert states(ledger) == [RowState.FAILED, RowState.CREATED]
+
+
+def test_nor_for_the_end_of_what_was_not_ordered(runpod, ledger, create):
+    runpod.next_pods(Course(differs={"cloud": "COMMUNITY"}))
+    runpod.script("DELETE", POD, Fault.STILL_LISTED, seconds=1e6)
+    with pytest.raises(NotAsOrdered, match="asked to end"):
+        create(patience=AT_ONCE)
+    assert states(ledger) == [RowState.TERMINATING]
 
 
 def test_of_two_pods_for_one_order_the_older_is_kept(runpod, api, ledger, clock, create):
@@ -241,6 +276,18 @@ def test_an_end_that_answers_with_an_error_is_asked_for_again(runpod, api, ledge
     runpod.script("DELETE", POD, fault, times=2)
     terminate_pod(api, ledger, clock, pod.id)
     assert runpod.alive() == []
+    assert states(ledger) == [RowState.GONE]
+
+
+def test_an_end_may_be_asked_for_and_left_to_later_lists(runpod, api, ledger, clock, create):
+    pod = create()
+    runpod.script("DELETE", POD, Fault.STILL_LISTED, seconds=30)
+    begun_at = runpod.now
+    ask_end(api, ledger, pod.id)
+    assert runpod.now == begun_at
+    assert states(ledger) == [RowState.TERMINATING]
+    runpod.advance(15 * 60)
+    settle_rows(ledger, api.list_pods(), clock.now())
     assert states(ledger) == [RowState.GONE]
 
 

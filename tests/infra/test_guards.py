@@ -29,6 +29,7 @@ VOLUME = VolumeMount(volume_id="vol1", path="/runpod-volume")
         ([], [make_row(RowState.UNKNOWN, age_s=899)], 15.12),
         ([], [make_row(RowState.UNKNOWN, age_s=900)], 0.0),
         ([], [make_row(RowState.CREATED, age_s=10)], 15.12),  # no list shows it yet
+        ([], [make_row(RowState.DRAINING, age_s=10)], 15.12),
         ([], [make_row(RowState.FAILED), make_row(RowState.TERMINATING), make_row(RowState.GONE)], 0.0),
         ([make_pod(), make_pod(id="pod2", name="h3render-other-1-f", cost=1.5)], [], 16.62),
     ],
@@ -104,6 +105,8 @@ def test_a_volume_is_compared_too():
         (RowState.CREATED, 2000, [make_pod()], None),
         (RowState.CREATED, 100, [], None),  # a list may lag
         (RowState.CREATED, 900, [], RowState.GONE),
+        (RowState.DRAINING, 2000, [make_pod()], None),
+        (RowState.DRAINING, 900, [], RowState.GONE),
         (RowState.TERMINATING, 900, [make_pod(status="TERMINATED")], RowState.GONE),
         (RowState.GONE, 2000, [], None),
     ],
@@ -113,6 +116,12 @@ def test_what_a_list_tells_of_an_order(state, age_s, pods, becomes):
     assert [move.state for move in moves] == ([becomes] if becomes else [])
     if becomes is RowState.CREATED:
         assert moves[0].pod_id == "pod1"
+
+
+@pytest.mark.parametrize("state", [RowState.INTENT, RowState.UNKNOWN])
+def test_where_nobody_else_creates_a_pod_is_known_by_its_name_at_once(state):
+    [move] = find_moves([make_row(state)], [make_pod()], NOW, in_flight_s=0)
+    assert (move.state, move.pod_id) == (RowState.CREATED, "pod1")
 
 
 def test_a_pod_with_a_name_that_is_only_alike_proves_nothing():

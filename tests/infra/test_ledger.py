@@ -99,6 +99,20 @@ def test_commands_that_append_at_a_time_do_not_mix(ledger):
     assert {row.token for row in ledger.read()} == set(tokens)
 
 
+def test_a_file_of_an_earlier_version_is_read(ledger, path):
+    ledger.append(make_row())
+    line = json.loads(path.read_text())
+    del line["lease_until"]
+    path.write_text(f"{json.dumps(line)}\n")
+    assert ledger.read() == [make_row()]
+
+
+def test_a_pod_that_drains_may_be_kept_after_all(ledger):
+    draining = ledger.move(make_row(RowState.CREATED, pod_id="pod1"), RowState.DRAINING)
+    assert ledger.move(draining, RowState.CREATED).pod_id == "pod1"
+    assert ledger.move(draining, RowState.TERMINATING).pod_id == "pod1"
+
+
 def test_what_is_gone_stays_gone():
     assert MOVES[RowState.GONE] == set()
     assert set(MOVES) == set(RowState)
