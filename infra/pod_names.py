@@ -39,3 +39,9 @@ def check_pod_id(text: str) -> str:
     if not POD_ID.fullmatch(text):
         raise GuardRefused(f"{text!a} is no id of a pod: `h3render pods list` tells them")
     return text
+
+
+def fleet_of(name: str, prefix: str) -> str | None:
+    """The part of the name that says whose pod it is among ours; None for another's."""
+    parts = name.removeprefix(f"{prefix}-").split("-")
+    return parts[0] if is_ours(name, prefix) and len(parts) >= 3 else None

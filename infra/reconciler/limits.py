@@ -1,0 +1,34 @@
+"""What a person allows a reconciler to do, and how patient it is."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from infra.errors import GuardRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one fleet of pods. Times are in seconds, money in USD."""
+
+    least: int  # pods, while nothing waits
+    most: int
+    usd_per_hour: float  # of all our pods together
+    usd_total: float  # of the campaign, from its first pod to its last
+    horizon_s: float = 900.0  # within which what waits is to be rendered
+    step_up: int = 2  # pods more at a time
+    raise_every_s: float = 60.0
+    surplus_s: float = 300.0  # for which there are too many before one goes
+    idle_s: float = 300.0  # of a pod that goes; more where a start takes longer
+    boot_s: float = 600.0  # from create to the first heartbeat, until some were measured
+    max_hours: float = 6.0  # of one pod
+    data_centers: tuple[str, ...] = ()  # none: any that has stock
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise GuardRefused(f"--min {self.least} --max {self.most}: 0 <= min <= max is needed")
+        if self.usd_per_hour <= 0 or self.usd_total <= 0:
+            raise GuardRefused("--budget-per-hour and --budget-total are amounts of USD above 0")
+
+    def without_pods(self) -> Self:
+        """The same, and every pod is to go."""
+        return replace(self, least=0, most=0)
