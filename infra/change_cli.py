@@ -3,16 +3,23 @@
 Without `--yes` they do all that comes before, print what they would do, and send nothing that changes anything.
 """
 
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from infra.desk import Count, Gpu, PodId, note, open_desk, plain_errors, read_settings_for
 from infra.errors import GuardRefused
-from infra.order import VOLUME_PATH, PodOrder, VolumeMount, Workspace, check_env, check_mount_path
-from infra.pod_names import check_pod_id, check_slot
-from infra.settings import PodSettings, read_pod_settings
+from infra.order_flags import (
+    EnvFile,
+    Image,
+    MountPath,
+    PublicKeyFile,
+    VolumeId,
+    WorkspaceGb,
+    choose_storage,
+    make_order,
+)
+from infra.settings import read_pod_settings
 
 EXIT_NOT_CONFIRMED = 2
 
@@ -30,20 +37,14 @@ def create(
     datacenter: Annotated[
         str | None, typer.Option(metavar="US-XX-N", help="Else the volume's, else each that has stock, most first.")
     ] = None,
-    network_volume: Annotated[str | None, typer.Option(metavar="ID", help="Mounted instead of a workspace.")] = None,
-    volume_mount_path: Annotated[str | None, typer.Option(help=f"Of the volume; else {VOLUME_PATH}.")] = None,
-    ssh_public_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="May log in as root; else the account's keys.")
-    ] = None,
+    network_volume: VolumeId = None,
+    volume_mount_path: MountPath = None,
+    ssh_public_key: PublicKeyFile = None,
     gpu: Gpu = None,
-    image: Annotated[
-        str | None, typer.Option(help="(env: H3_PODS_IMAGE; else RunPod's, CUDA 13.0, Torch 2.9.1)")
-    ] = None,
+    image: Image = None,
     name: Annotated[str, typer.Option(help="The part of the pod's name that is yours.")] = "pod",
-    workspace_gb: Annotated[int, typer.Option(min=10, help="At /workspace, where there is no volume.")] = 100,
-    env_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Lines NAME=VALUE for the pod; mode 600.")
-    ] = None,
+    workspace_gb: WorkspaceGb = 100,
+    env_file: EnvFile = None,
     max_usd_per_hour: Annotated[
         float | None, typer.Option(help="Of all our pods together (env: H3_PODS_MAX_USD_PER_HOUR; else 40)")
     ] = None,
@@ -58,8 +59,8 @@ def create(
     with plain_errors():
         _check_confirmation(yes=yes, dry_run=dry_run)
         settings = read_pod_settings(gpu=gpu, image=image, max_usd_per_hour=max_usd_per_hour, max_hours=max_hours)
-        storage = _choose_storage(network_volume, volume_mount_path, workspace_gb)
-        order = _make_order(settings, count, name, storage, ssh_public_key, env_file)
+        storage = choose_storage(network_volume, volume_mount_path, workspace_gb)
+        order = make_order(settings, settings.fleet, count, name, storage, ssh_public_key, env_file)
         with open_desk(settings) as desk:
             plan = read_create_plan(
                 desk.api,
@@ -75,49 +76,6 @@ def create(
                 _end_unconfirmed("no pod was created", dry_run=dry_run)
             pod = Creator(desk.api, desk.ledger, desk.clock, tell_pod=typer.echo, tell=note).create(plan)
     note(f"{pod.id} is {pod.status} and costs {pod.cost:.2f} USD per hour until `terminate {pod.id} --yes`")
-
-
-def _choose_storage(volume: str | None, path: str | None, workspace_gb: int) -> Workspace | VolumeMount:
-    if volume is not None:
-        return VolumeMount(volume_id=_check_volume_id(volume), path=check_mount_path(path or VOLUME_PATH))
-    if path is not None:
-        raise GuardRefused(f"--volume-mount-path {path!a}: there is no --network-volume to mount there")
-    return Workspace(size=workspace_gb)
-
-
-def _check_volume_id(text: str) -> str:
-    try:
-        return check_pod_id(text)  # RunPod's ids are alike
-    except GuardRefused:
-        raise GuardRefused(f"--network-volume {text!a} is no id of a volume: RunPod's console lists them") from None
-
-
-def _make_order(
-    settings: PodSettings,
-    count: int,
-    name: str,
-    storage: Workspace | VolumeMount,
-    public_key_file: Path | None,
-    env_file: Path | None,
-) -> PodOrder:
-    """All that can be checked before anything is asked. Raises GuardRefused, KeyUnusable."""
-    from infra.given_files import read_env_file, read_public_key
-
-    slot = check_slot(name)
-    public_key = read_public_key(public_key_file) if public_key_file is not None else None
-    env = read_env_file(env_file) if env_file is not None else {}
-    check_env(env, settings.key.get_secret_value())
-    return PodOrder(
-        prefix=settings.prefix,
-        fleet=settings.fleet,
-        slot=slot,
-        gpu=settings.gpu,
-        count=count,
-        image=settings.image,
-        storage=storage,
-        env=env,
-        public_key=public_key,
-    )
 
 
 # --- terminate
