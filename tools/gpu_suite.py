@@ -11,7 +11,9 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from machine import describe_machine
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
+
+from h3.machine import describe_machine
 
 SELECTIONS = (
     ["-m", "gpu"],
