@@ -37,6 +37,7 @@ def make_app() -> "typer.Typer":
     import h3.bench.cli
     import h3.cli
     import infra.cli
+    import jobs.backlog_cli
     import jobs.batch.cli
     import jobs.cli
     import jobs.embedded_cli
@@ -52,6 +53,7 @@ def make_app() -> "typer.Typer":
         worker.cli,
         jobs.cli,
         jobs.list_cli,
+        jobs.backlog_cli,
         jobs.result_cli,
         jobs.batch.cli,
         jobs.http.cli,

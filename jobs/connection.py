@@ -192,7 +192,7 @@ def redis_errors(where: str = "Redis") -> Iterator[None]:
 
 
 def _find_remedy(refusal: str) -> str:
-    if refusal.startswith("WRONGTYPE"):
+    if "WRONGTYPE" in refusal:  # of a pipeline, its command comes before
         return "somebody else has written a key of ours; use a Redis, or a number of its databases, for h3render alone"
     return "see its memory, and whether it is a replica"
 

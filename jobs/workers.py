@@ -178,7 +178,7 @@ def explain_waiting(request: ResolvedRequest, queue: str, workers: Iterable[Work
 
 def pause_worker(redis: Redis, name: str) -> None:
     """Let it take no job until it is resumed, also if it starts over. Raises WorkerNotFound."""
-    _find(redis, name)
+    find_workers(redis, name)
     redis.hset(ORDERS_KEY.format(name=name), "pause", "1")
 
 
@@ -186,19 +186,19 @@ def resume_worker(redis: Redis, name: str) -> None:
     """Raises WorkerNotFound unless it is known, or paused."""
     key = ORDERS_KEY.format(name=name)
     if not redis.hdel(key, "pause"):
-        _find(redis, name)
+        find_workers(redis, name)
 
 
 def drain_worker(redis: Redis, name: str) -> None:
     """Let it leave as SIGTERM does: end its attempt in good order and exit. Raises WorkerNotFound."""
-    for worker in _find(redis, name):
+    for worker in find_workers(redis, name):
         key = ORDERS_KEY.format(name=worker.id)  # of this process: one that is started later is not meant
         redis.hset(key, "drain", "1")
         redis.expire(key, KEPT_S)
 
 
-def _find(redis: Redis, name: str) -> list[WorkerRecord]:
-    """By name or by id."""
+def find_workers(redis: Redis, name: str) -> list[WorkerRecord]:
+    """Those that are alive, by name or by id. Raises WorkerNotFound."""
     workers = read_workers(redis)
     found = [worker for worker in workers if name in (worker.name, worker.id) and worker.is_alive]
     if not found:

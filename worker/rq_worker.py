@@ -32,6 +32,7 @@ from jobs.errors import LeaseLost, RedisUnavailable
 from jobs.lease import WAKE_CHANNEL, Leases, printable
 from jobs.offers import count_pixels
 from jobs.queues import open_queue
+from jobs.render_times import RenderClass
 from jobs.store import Store
 from jobs.workers import forget_worker
 from worker import metrics
@@ -56,6 +57,7 @@ from worker.logs import name_job
 from worker.mgpu import MGPUController
 from worker.outage import insist, is_outage
 from worker.outputs import OutputLimits, Outputs
+from worker.render_time import note_time, was_whole
 from worker.settings import WorkerSettings
 from worker.stall import StallLimits, StallWatch
 from worker.standing import Standing
@@ -285,10 +287,14 @@ class RenderWorker(SimpleWorker):
             log.exception("attempt broken")
             self._end_badly(taken, AttemptLost(f"{type(exc).__name__}: {exc}"))
         else:
+            seconds = time.monotonic() - began_at
             self._insist(lambda: lease.finish(finished, {"result_key": finished.result_key}))
             self._note(self.increment_successful_job_count)
             log.info("finished", result_key=finished.result_key)
-            metrics.count_result(time.monotonic() - began_at)
+            metrics.count_result(seconds)
+            if was_whole(lease, finished):
+                measured = RenderClass.of(taken.request, self._standing.offer, self._settings.attention)
+                note_time(self.connection, measured, seconds)
             self._look_for_growth(count_pixels(taken.request))
 
     def _open_outputs(self, taken: Taken, attempt: Attempt) -> Outputs:

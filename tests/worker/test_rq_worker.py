@@ -24,6 +24,7 @@ from jobs.file_store import FileStore
 from jobs.lease import BEATS_A_LEASE, LEASES_KEY, WAKE_CHANNEL, Leases
 from jobs.offers import Offer
 from jobs.queues import QueueName
+from jobs.render_times import RenderClass, read_render_times
 from jobs.request import ResolvedRequest
 from jobs.result import Result, result_key
 from jobs.store import open_store
@@ -497,6 +498,8 @@ def test_a_worker_renders_job_after_job_and_each_at_once(new_worker, redis_url, 
     serve(worker, act)
     assert [places(redis, job) for job in jobs] == 3 * [["finished"]]
     assert records_of_runs(redis) == []
+    [(measured, seconds)] = read_render_times(redis).seconds.items()
+    assert (measured, len(seconds)) == (RenderClass.of(ResolvedRequest(**REQUEST), OFFER), 3)
 
 
 def test_a_job_whose_picture_is_not_there_fails_at_once_and_the_next_is_rendered(new_worker, redis_url, redis):
