@@ -1,0 +1,1 @@
+"""Keeps as many pods as there is work for, within a budget."""
