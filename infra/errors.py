@@ -3,6 +3,9 @@
 InfraError                     exit
 ├── GuardRefused       2  wrong usage, a guard or a check of ours: nothing was sent that could change anything
 │   └── LedgerUnusable    what we have ordered cannot be read or recorded
+├── LeaseHeld          2  another reconciler acts for the fleet: nothing was done
+├── LeaseLost          1  another one does now, or nobody can tell: stop acting
+├── LedgerLost         1  Redis no longer knows orders whose pods may bill: delete nothing
 ├── NoCapacity         4  no data center has, or gives, what was ordered
 ├── NotAsOrdered       5  another pod came than was ordered; it was terminated
 ├── OutcomeUnknown     6  a pod may exist, and bill
@@ -43,6 +46,20 @@ class GuardRefused(InfraError):
 
 class LedgerUnusable(GuardRefused):
     """The file that tells what was ordered cannot be read or written."""
+
+
+class LeaseHeld(InfraError):
+    """Another reconciler acts for this fleet; the text tells which, and for how long at least."""
+
+    exit_code = 2
+
+
+class LeaseLost(InfraError):
+    """Another reconciler acts for this fleet by now, or Redis does not say: whoever gets this stops acting."""
+
+
+class LedgerLost(InfraError):
+    """Redis has lost orders that the local copy has: nothing is ended until a person has looked."""
 
 
 class KeyUnusable(InfraError):

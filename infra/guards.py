@@ -1,6 +1,6 @@
 """Judgements about money, orders and pods: pure functions over what was read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -51,16 +51,16 @@ def find_moves(
 def sum_committed(pods: Sequence[Pod], rows: Sequence[Row], prefix: str, now: datetime) -> float:
     """USD per hour of all our pods: what is listed by its cost, what may be and is not listed yet by its price."""
     prices = {row.name: row.usd_per_hour for row in rows}
-    listed = sum(_find_cost(pod, prices) for pod in pods if is_ours(pod.name, prefix))
+    listed = sum(find_cost(pod, prices.get(pod.name, 0.0)) for pod in pods if is_ours(pod.name, prefix))
     names = {pod.name for pod in pods}
     may_come = (*OPEN, *WITH_POD)
     unlisted = [row for row in rows if row.name not in names and row.state in may_come and row.age_s(now) < UNKNOWN_S]
     return round(listed + sum(row.usd_per_hour for row in unlisted), MICRO_USD)
 
 
-def _find_cost(pod: Pod, prices: Mapping[str, float]) -> float:
+def find_cost(pod: Pod, price: float) -> float:
     """Of one that is on its way at least its price: it may cost nothing yet."""
-    return max(pod.cost, prices.get(pod.name, 0.0)) if pod.status in ON_THE_WAY else pod.cost
+    return max(pod.cost, price) if pod.status in ON_THE_WAY else pod.cost
 
 
 def check_cap(usd_per_hour: float, committed: float, cap: float) -> None:
