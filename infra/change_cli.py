@@ -57,7 +57,7 @@ def create(
     from infra.plan import read_create_plan
 
     with plain_errors():
-        _check_confirmation(yes=yes, dry_run=dry_run)
+        check_confirmation(yes=yes, dry_run=dry_run)
         settings = read_pod_settings(gpu=gpu, image=image, max_usd_per_hour=max_usd_per_hour, max_hours=max_hours)
         storage = choose_storage(network_volume, volume_mount_path, workspace_gb)
         order = make_order(settings, settings.fleet, count, name, storage, ssh_public_key, env_file)
@@ -73,7 +73,7 @@ def create(
             )
             _show_plan(plan.to_lines(), yes=yes)
             if not yes:
-                _end_unconfirmed("no pod was created", dry_run=dry_run)
+                end_unconfirmed("no pod was created", dry_run=dry_run)
             pod = Creator(desk.api, desk.ledger, desk.clock, tell_pod=typer.echo, tell=note).create(plan)
     note(f"{pod.id} is {pod.status} and costs {pod.cost:.2f} USD per hour until `terminate {pod.id} --yes`")
 
@@ -96,7 +96,7 @@ def terminate(
     from infra.terminate import record_gone, terminate_pod
 
     with plain_errors():
-        _check_confirmation(yes=yes, dry_run=dry_run)
+        check_confirmation(yes=yes, dry_run=dry_run)
         settings = read_settings_for(pod_id)
         with open_desk(settings) as desk:
             try:
@@ -115,7 +115,7 @@ def terminate(
             )
             _show_plan(plan.to_lines(), yes=yes)
             if not yes:
-                _end_unconfirmed("the pod goes on, and bills", dry_run=dry_run)
+                end_unconfirmed("the pod goes on, and bills", dry_run=dry_run)
             terminate_pod(desk.api, desk.ledger, desk.clock, pod.id)
     typer.echo(f"{pod_id} terminated")
 
@@ -123,7 +123,7 @@ def terminate(
 # --- confirmation
 
 
-def _check_confirmation(*, yes: bool, dry_run: bool) -> None:
+def check_confirmation(*, yes: bool, dry_run: bool) -> None:
     if yes and dry_run:
         raise GuardRefused("--yes and --dry-run exclude each other: leave one out")
 
@@ -134,6 +134,6 @@ def _show_plan(lines: list[str], *, yes: bool) -> None:
         typer.echo(line, err=yes)
 
 
-def _end_unconfirmed(outcome: str, *, dry_run: bool) -> NoReturn:
+def end_unconfirmed(outcome: str, *, dry_run: bool) -> NoReturn:
     note(f"{outcome}; --yes does it")
     raise typer.Exit(0 if dry_run else EXIT_NOT_CONFIRMED)

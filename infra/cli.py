@@ -6,12 +6,14 @@ import typer
 
 import infra.change_cli
 import infra.look_cli
+import infra.reconcile_cli
 from jobs.logs import LogFormat, configure_logs
 
 app = typer.Typer()
 pods_app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 pods_app.add_typer(infra.change_cli.app)
 pods_app.add_typer(infra.look_cli.app)
+pods_app.add_typer(infra.reconcile_cli.app)
 app.add_typer(pods_app, name="pods")
 
 

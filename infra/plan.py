@@ -67,7 +67,7 @@ def read_create_plan(
     gpu = find_gpu(api.list_gpus(order.count), order.gpu)
     check_count(gpu, order.count)
     price = price_machine(gpu, order.count)
-    only = choose_data_center(api.list_data_centers(), data_center, _read_volume(api, order))
+    only = choose_data_center(api.list_data_centers(), data_center, read_volume(api, order))
     read_at = clock.now()
     pods = api.list_pods()
     rows = settle_rows(ledger, pods, clock.now())
@@ -95,7 +95,7 @@ def settle_rows(
     return ledger.read()
 
 
-def _read_volume(api: RunPod, order: PodOrder) -> NetworkVolume | None:
+def read_volume(api: RunPod, order: PodOrder) -> NetworkVolume | None:
     if not isinstance(order.storage, VolumeMount):
         return None
     try:

@@ -80,6 +80,7 @@ class PodSettings(BaseSettings):
     fleet: NamePart = "manual"  # next in the name: whose pod it is among ours
     gpu: str = SERVER_EDITION  # id, as the catalog has it
     image: str = IMAGE
+    look_s: Annotated[float, Field(gt=0, le=60)] = 15.0  # between two looks of a reconciler
     ledger: Path = Field(default_factory=default_ledger)  # what was ordered, one JSON line a change
 
     @property

@@ -27,7 +27,7 @@ def ask_end(api: RunPod, ledger: OrderBook, pod_id: str) -> None:
     try:
         api.delete_pod(pod_id)
     except RefusedByRunPod:
-        if not _is_gone(api, pod_id):
+        if not is_gone(api, pod_id):
             raise
     except KeyRefused:
         raise
@@ -44,7 +44,7 @@ def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
     end, pause_s, why = clock.monotonic() + within_s, FIRST_LOOK_S, ""
     while True:
         try:
-            if _is_gone(api, pod_id):
+            if is_gone(api, pod_id):
                 return
             why = "it is still there"
         except ApiError as exc:
@@ -57,7 +57,7 @@ def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
 
-def _is_gone(api: RunPod, pod_id: str) -> bool:
+def is_gone(api: RunPod, pod_id: str) -> bool:
     try:
         return api.get_pod(pod_id).is_gone
     except NotFound:

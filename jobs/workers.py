@@ -207,6 +207,12 @@ def find_workers(redis: Redis, name: str) -> list[WorkerRecord]:
     return found
 
 
+def forget_orders(redis: Redis, *names: str) -> None:
+    """What workers were told that are gone, by name or by id."""
+    if names:
+        redis.delete(*(ORDERS_KEY.format(name=name) for name in names))
+
+
 def pause_queue(redis: Redis, queue: str) -> None:
     """Let nothing of it be taken; what runs goes on."""
     redis.sadd(PAUSED_KEY, queue)

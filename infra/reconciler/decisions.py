@@ -108,7 +108,10 @@ class Plan:
 
     wanted: int
     have: int
+    left: int  # pods that are not gone, those that drain or end among them
+    jobs: int  # that wait or run
     why: str
+    is_spent: bool  # the campaign's budget
     decisions: Sequence[Decision]
     memory: Memory  # with what was learned by looking
 

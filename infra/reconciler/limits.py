@@ -1,6 +1,7 @@
 """What a person allows a reconciler to do, and how patient it is."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from typing import Self
 
 from infra.errors import GuardRefused
@@ -29,6 +30,7 @@ class Limits:
         if self.usd_per_hour <= 0 or self.usd_total <= 0:
             raise GuardRefused("--budget-per-hour and --budget-total are amounts of USD above 0")
 
-    def without_pods(self) -> Self:
-        """The same, and every pod is to go."""
-        return replace(self, least=0, most=0)
+    @classmethod
+    def of_none(cls) -> Self:
+        """No pod at all, and no budget that would cut off what is on its way out."""
+        return cls(least=0, most=0, usd_per_hour=math.inf, usd_total=math.inf)

@@ -38,7 +38,16 @@ def plan(situation: Situation) -> Plan:
     decisions = [*map(Settle, situation.moves), *ends, *drains, *changes, *_go_on(situation, changes)]
     decisions += [*_warn(situation)]
     memory = _remember(situation, decisions)
-    return Plan(wanted.count, len(situation.counted), wanted.why, decisions, memory)
+    return Plan(
+        wanted=wanted.count,
+        have=len(situation.counted),
+        left=len(situation.machines) + len(situation.strays),
+        jobs=situation.work.jobs,
+        why=wanted.why,
+        is_spent=is_spent(situation),
+        decisions=decisions,
+        memory=memory,
+    )
 
 
 def _after(situation: Situation, decisions: Sequence[Decision]) -> Situation:

@@ -9,14 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
-from redis import Redis
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from infra.answers import Pod, PodBill
-from infra.errors import LedgerUnusable
 from infra.guards import find_cost
 from infra.ledger import OPEN, WITH_POD, Row, RowState
-from infra.reconciler.lease import ReconcilerLease, lease_errors
 
 # RunPod's documentation. A GB and month cost 0.10 USD while a pod runs, the host's disk twice that once it is stopped.
 DISK_USD_PER_GB_MONTH, STOPPED_DISK_USD_PER_GB_MONTH = 0.10, 0.20
@@ -25,7 +22,6 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 TALLIED_FOR = 2 * DAY  # after a pod's end, in which its bill comes
 MOST_DAYS = 62  # whose sums are kept
 EXITED = "EXITED"
-SPEND_FIELD = "spend"
 
 
 class Kept(BaseModel):
@@ -219,29 +215,3 @@ def _close_old(spend: Spend, now: datetime) -> Spend:
         usd = spend.campaign.closed_usd + sum(tally.in_campaign for tally in old.values())
         changes["campaign"] = spend.campaign.model_copy(update={"closed_usd": usd})
     return spend.model_copy(update=changes)
-
-
-# --- keeping
-
-
-class SpendBook:
-    """Where it is kept in Redis. Raises LeaseLost, and LedgerUnusable."""
-
-    def __init__(self, redis: Redis, lease: ReconcilerLease) -> None:
-        self._redis, self._lease = redis, lease
-
-    def read(self) -> Spend:
-        """Nothing where nothing was written: then pods are counted from their creation."""
-        with lease_errors():
-            text = self._redis.hget(self._lease.keys.facts, SPEND_FIELD)
-        try:
-            return Spend.model_validate_json(text) if text is not None else Spend()
-        except ValidationError as exc:
-            raise LedgerUnusable(
-                f"{self._lease.keys.facts}, {SPEND_FIELD}: this is no account of ours: use a Redis, or a number of "
-                "its databases, for h3render alone"
-            ) from exc
-
-    def write(self, spend: Spend) -> None:
-        """On Redis's disk when this returns."""
-        self._lease.put(self._lease.keys.facts, {SPEND_FIELD: spend.model_dump_json()})

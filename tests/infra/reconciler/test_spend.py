@@ -8,9 +8,8 @@ from datetime import date, timedelta
 import pytest
 
 from infra.answers import PodBill
-from infra.errors import LeaseLost, LedgerUnusable
 from infra.ledger import RowState
-from infra.reconciler.spend import Spend, SpendBook, accrue
+from infra.reconciler.spend import Spend, accrue
 from tests.infra.pods import NAME, NOW, make_pod, make_row
 
 TODAY, TOMORROW = date(2026, 11, 30), date(2026, 12, 1)
@@ -157,25 +156,3 @@ def test_the_bill_only_ever_raises(bills, today, tomorrow):
     spend = accrue_all((2, [pod()], []), spend=Spend().begin_campaign(at(0))).raise_to(bills)
     assert [spend.on(TODAY), spend.on(TOMORROW), spend.campaign_usd] == [today, tomorrow, today + tomorrow]
     assert spend.raise_to(bills) == spend
-
-
-# --- keeping it
-
-
-def test_it_is_kept_in_redis_and_read_back_whole(durable_redis, lease):
-    book = SpendBook(durable_redis, lease)
-    assert book.read() == Spend()
-    spend = accrue_all((20, [pod()], [row()]), spend=Spend().begin_campaign(at(0)))
-    book.write(spend)
-    assert book.read() == spend
-    assert accrue_all((21, [pod()], []), spend=book.read()).campaign_usd == 252
-    lease.give_back()
-    with pytest.raises(LeaseLost):
-        book.write(Spend())
-    assert book.read() == spend
-
-
-def test_an_account_that_is_not_ours_is_told(durable_redis, lease):
-    durable_redis.hset(lease.keys.facts, "spend", '{"version": 2}')
-    with pytest.raises(LedgerUnusable, match="no account of ours"):
-        SpendBook(durable_redis, lease).read()

@@ -1,0 +1,66 @@
+"""Reconciles until told to stop: one look after the other, by whoever holds the lease."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from redis.exceptions import RedisError
+
+from infra.clock import Clock
+from infra.errors import InfraError, LeaseLost
+from infra.reconciler.decisions import Plan
+from infra.reconciler.lease import ReconcilerLease
+from infra.reconciler.reconciler import Reconciler
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Looks every so many seconds. A look that fails is told, and the next one comes all the same."""
+
+    reconciler: Reconciler
+    lease: ReconcilerLease
+    clock: Clock
+    every_s: float
+    stop: threading.Event
+    tell: Callable[[str], None]
+    _failure: str = ""
+
+    def run(self, *, is_done: Callable[[Plan], bool]) -> Plan | None:
+        """The last plan, once all is done; None if it was stopped. Raises LeaseHeld once another has taken over."""
+        while not self.stop.is_set():
+            began_s = self.clock.monotonic()
+            decided = self._look()
+            if decided is not None and is_done(decided):
+                return decided
+            self.stop.wait(max(0.0, began_s + self.every_s - self.clock.monotonic()))
+        return None
+
+    def _look(self) -> Plan | None:
+        try:
+            decided = self.reconciler.tick()
+        except LeaseLost as exc:
+            self._tell_failure(exc)
+            self._take_again()
+        except (InfraError, RedisError) as exc:
+            self._tell_failure(exc)
+        else:
+            self._failure = ""
+            return decided
+        return None
+
+    def _take_again(self) -> None:
+        """Redis may have been away for longer than the lease; another holder is there to stay. Raises LeaseHeld."""
+        try:
+            self.lease.require()
+        except LeaseLost:
+            return
+
+    def _tell_failure(self, error: InfraError | RedisError) -> None:
+        """Once, while it stays the same."""
+        text = f"failed   {error}: nothing is done until the next look"
+        if text != self._failure:
+            self.tell(text)
+        self._failure = text
