@@ -93,12 +93,12 @@ def test_a_crash_between_copy_and_redis_loses_no_order_and_alarms_nobody(
     command = [sys.executable, "-m", DIES, durable_server.url, copy.path, dies_in]
     done = subprocess.run(command, cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -9
+    assert [row.token for row in copy.read()] == [TOKEN]  # in either case: the copy is never behind
     lease = make_lease("next")
     durable_redis.delete(lease.keys.lease)  # as if it had run out
     lease.require()
     ledger = SharedLedger(durable_redis, lease, copy, Clock(now=lambda: NOW))
     ledger.open()
-    assert [row.token for row in copy.read()] == [TOKEN]  # in either case: the copy is never behind
     assert states(ledger) == [RowState.INTENT]
     settle_rows(ledger, [], NOW + timedelta(minutes=16))
     assert states(ledger) == [RowState.FAILED]
