@@ -19,7 +19,7 @@ from infra.reconciler.queue import RedisQueue
 from infra.reconciler.reconciler import Reconciler
 from infra.reconciler.shared_ledger import SharedLedger
 from infra.reconciler.wish import DownWish
-from infra.settings import PodSettings
+from infra.settings import IMAGE, PodSettings
 from jobs.connection import connect
 from jobs.errors import RedisUnavailable
 from jobs.settings import ClientSettings
@@ -79,6 +79,18 @@ def check_fleet(fleet: str, settings: PodSettings) -> str:
             f"--fleet {fleet}: pods of `h3render pods create` go by this name (H3_PODS_FLEET): choose another one"
         )
     return fleet
+
+
+def check_serves(order: "PodOrder") -> None:
+    """Raises GuardRefused for pods that would start, bill, and never take a job."""
+    if order.image == IMAGE:
+        raise GuardRefused(
+            f"--image {IMAGE}: RunPod's own image runs no worker: build infra/Dockerfile.runpod and name that, here or "
+            "in H3_PODS_IMAGE"
+        )
+    for name in ("REDIS_URL", "H3_STORE_URL"):
+        if name not in order.env:
+            raise GuardRefused(f"--env-file: {name} is missing, and a pod's worker would not start without it")
 
 
 @contextmanager
