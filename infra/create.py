@@ -28,7 +28,7 @@ from infra.order import PodBody
 from infra.placement import Place
 from infra.plan import CreatePlan
 from infra.pod_names import make_token
-from infra.runpod import RunPod
+from infra.runpod import PodCalls
 from infra.terminate import ask_end, terminate_pod
 from infra.transport import choose_pause_s
 
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 class Creator:
     """Creates one pod by a plan. Whoever lists pods all the time need not wait here: see the last four."""
 
-    api: RunPod
+    api: PodCalls
     ledger: OrderBook
     clock: Clock
     tell_pod: Callable[[str], None]  # its id, as soon as there is one, whatever comes of it later

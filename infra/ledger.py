@@ -105,6 +105,14 @@ class OrderBook(ABC):
         return moved
 
 
+class FleetLedger(OrderBook):
+    """Of one fleet, whose reconciler also judges by it which pods nobody has ordered."""
+
+    @abstractmethod
+    def born_at(self) -> datetime | None:
+        """When it was made: of a pod that is older, it says nothing. None: there is none yet."""
+
+
 class Ledger(OrderBook):
     """The file of one user; several commands may append to it at a time."""
 

@@ -7,7 +7,7 @@ repeated where that helps; a create is sent once, and whoever calls it has to fi
 from collections.abc import Iterator
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from pydantic import SecretStr
 
@@ -31,6 +31,20 @@ from infra.transport import Limits, Params, Transport, quote_id
 
 PODS = "/v2/pods"
 MOST_PAGES = 200
+
+
+class PodCalls(Protocol):
+    """What whoever starts and ends pods asks of RunPod, or of one that is played."""
+
+    def list_gpus(self, count: int) -> tuple[GpuType, ...]: ...
+
+    def create_pod(self, body: PodBody) -> Pod: ...
+
+    def get_pod(self, pod_id: str) -> Pod: ...
+
+    def list_pods(self) -> list[Pod]: ...
+
+    def delete_pod(self, pod_id: str) -> None: ...
 
 
 class RunPod:

@@ -3,14 +3,14 @@
 from infra.clock import Clock
 from infra.errors import ApiError, KeyRefused, LedgerUnusable, NotFound, OutcomeUnknown, RefusedByRunPod
 from infra.ledger import OrderBook, RowState
-from infra.runpod import RunPod
+from infra.runpod import PodCalls
 
 GONE_WITHIN_S = 180.0
 FIRST_LOOK_S, LONGEST_LOOK_S = 1.0, 10.0
 
 
 def terminate_pod(
-    api: RunPod, ledger: OrderBook, clock: Clock, pod_id: str, *, within_s: float = GONE_WITHIN_S
+    api: PodCalls, ledger: OrderBook, clock: Clock, pod_id: str, *, within_s: float = GONE_WITHIN_S
 ) -> None:
     """And stay until it is gone. Raises what `ask_end` does, and OutcomeUnknown if it stays for so long."""
     ask_end(api, ledger, pod_id)
@@ -18,7 +18,7 @@ def terminate_pod(
     record_gone(ledger, pod_id)
 
 
-def ask_end(api: RunPod, ledger: OrderBook, pod_id: str) -> None:
+def ask_end(api: PodCalls, ledger: OrderBook, pod_id: str) -> None:
     """And return: later lists tell when it is gone, and until then it bills.
 
     Raises OutcomeUnknown if the request may be lost, RefusedByRunPod if RunPod refuses, KeyRefused.
@@ -40,7 +40,7 @@ def record_gone(ledger: OrderBook, pod_id: str) -> None:
     _record(ledger, pod_id, RowState.GONE)
 
 
-def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
+def _await_end(api: PodCalls, clock: Clock, pod_id: str, within_s: float) -> None:
     end, pause_s, why = clock.monotonic() + within_s, FIRST_LOOK_S, ""
     while True:
         try:
@@ -57,7 +57,7 @@ def _await_end(api: RunPod, clock: Clock, pod_id: str, within_s: float) -> None:
         pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
 
-def is_gone(api: RunPod, pod_id: str) -> bool:
+def is_gone(api: PodCalls, pod_id: str) -> bool:
     try:
         return api.get_pod(pod_id).is_gone
     except NotFound:

@@ -27,7 +27,7 @@ from infra.plan import CreatePlan
 from infra.reconciler.decisions import Order
 from infra.reconciler.memory import Failure, Memory
 from infra.reconciler.situation import Situation
-from infra.runpod import RunPod
+from infra.runpod import PodCalls
 
 STOCK_KEPT_S = 60.0
 STOPPING = (BalanceTooLow, KeyRefused, ContractBroken, VersionRetired)  # no create will succeed before a person acts
@@ -47,7 +47,7 @@ class Stock:
 class Orderer:
     """Of one kind of pod."""
 
-    api: RunPod
+    api: PodCalls
     ledger: OrderBook
     clock: Clock
     order: PodOrder  # wherever it is placed

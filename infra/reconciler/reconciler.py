@@ -8,7 +8,7 @@ from infra.answers import Pod
 from infra.clock import Clock
 from infra.errors import InfraError, LeaseLost
 from infra.guards import Move, find_moves
-from infra.ledger import Row, RowState
+from infra.ledger import FleetLedger, Row, RowState
 from infra.pod_names import fleet_of
 from infra.reconciler.decisions import Alert, Decision, Drain, End, GiveBack, Hold, Order, Plan, Settle, Undrain
 from infra.reconciler.limits import Limits
@@ -19,10 +19,9 @@ from infra.reconciler.orderer import Orderer, Stock
 from infra.reconciler.orphans import find_strays
 from infra.reconciler.planner import plan
 from infra.reconciler.queue import Queue
-from infra.reconciler.shared_ledger import SharedLedger
 from infra.reconciler.situation import Situation
 from infra.reconciler.spend import accrue
-from infra.runpod import RunPod
+from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
 
 
@@ -33,8 +32,8 @@ class Reconciler:
     prefix: str
     fleet: str
     limits: Limits
-    api: RunPod
-    ledger: SharedLedger
+    api: PodCalls
+    ledger: FleetLedger
     notebook: Notebook
     queue: Queue
     clock: Clock

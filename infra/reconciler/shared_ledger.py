@@ -13,7 +13,7 @@ from redis import Redis
 
 from infra.clock import Clock
 from infra.errors import LedgerLost, LedgerUnusable
-from infra.ledger import ENDED, Ledger, OrderBook, Row, RowState
+from infra.ledger import ENDED, FleetLedger, Ledger, Row, RowState
 from infra.reconciler.lease import ReconcilerLease, lease_errors
 
 KEPT_FOR = timedelta(days=30)  # an order that has ended
@@ -22,7 +22,7 @@ MOST_NAMED = 5  # lost orders that an error names
 log = structlog.get_logger(__name__)
 
 
-class SharedLedger(OrderBook):
+class SharedLedger(FleetLedger):
     """Of one fleet. Everything raises LeaseLost once the lease is over, and LedgerUnusable."""
 
     def __init__(self, redis: Redis, lease: ReconcilerLease, copy: Ledger, clock: Clock | None = None) -> None:
@@ -63,7 +63,7 @@ class SharedLedger(OrderBook):
         self._lease.put(self._lease.keys.orders, {row.token: row.model_dump_json()}, drop=forgotten)
 
     def born_at(self) -> datetime | None:
-        """When this ledger was made, by Redis's clock: of a pod that is older, it says nothing. None: there is none."""
+        """By Redis's clock."""
         born_at, _ = self._read_redis()
         return born_at
 
