@@ -11,6 +11,8 @@ from infra.desk import Desk, open_desk
 from infra.errors import GuardRefused
 from infra.ledger import Ledger
 from infra.pod_names import FLEET
+from infra.reconciler.bills import Bills
+from infra.reconciler.last_words import LastWords
 from infra.reconciler.lease import ReconcilerLease
 from infra.reconciler.limits import Limits
 from infra.reconciler.notes import RedisNotebook
@@ -63,6 +65,8 @@ class Farm:
             orderer=self._make_orderer(order, tell) if order is not None else None,
             hold_lease=self.lease.renew,
             is_down_asked=(lambda: True) if goes_down else self.wish.is_made,
+            read_bills=Bills(self.desk.api, self.desk.clock).read,
+            keep_log=LastWords(self.desk.api, self.desk.settings.ledger.with_name("pod-logs"), tell).keep,
             tell=tell,
         )
 

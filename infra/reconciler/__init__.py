@@ -9,5 +9,6 @@ orderer.py    one pod more, where there is one         queue.py     what the que
 reconciler.py looks, plans, acts                       keep.py      again and again, while it has the lease
 lease.py      one at a time, with a fence              spend.py     what pods have cost
 shared_ledger.py  orders in Redis, with a copy         notes.py     memory and spend, in Redis
+bills.py      RunPod's account of that                 last_words.py  what a pod wrote that failed
 wish.py       that all pods are to go                  views.py     lines and JSON
 """

@@ -74,6 +74,7 @@ class End:
     name: str
     why: str
     is_busy: bool = False
+    is_failure: bool = False  # somebody may want to know what it wrote
 
     def describe(self) -> str:
         return f"end      {self.name} ({self.pod_id}): {self.why}"

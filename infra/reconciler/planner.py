@@ -11,7 +11,7 @@ from datetime import timedelta
 from infra.ledger import RowState
 from infra.placement import Place
 from infra.reconciler.decisions import Alert, Decision, Drain, End, GiveBack, Hold, Order, Plan, Settle, Undrain
-from infra.reconciler.health import find_fault, has_drained, is_overdue, is_stuck, nears_its_end
+from infra.reconciler.health import Fault, find_fault, has_drained, is_overdue, is_stuck, nears_its_end
 from infra.reconciler.machine import SERVING, Machine, Stage
 from infra.reconciler.memory import Ending, Failure, Memory
 from infra.reconciler.orphans import judge_strays
@@ -105,20 +105,23 @@ def _end_faulty(situation: Situation) -> Iterator[End]:
     for machine in situation.machines:
         if (pod_id := _pod_id(machine)) is None:
             continue  # nothing to end yet
-        if (why := _find_reason(machine, situation)) is not None:
-            yield End(pod_id, machine.name, why, is_busy=machine.job is not None)
+        if (fault := _find_reason(machine, situation)) is not None:
+            is_busy = machine.job is not None
+            yield End(pod_id, machine.name, fault.why, is_busy=is_busy, is_failure=fault.is_failure)
 
 
-def _find_reason(machine: Machine, situation: Situation) -> str | None:
+def _find_reason(machine: Machine, situation: Situation) -> Fault | None:
     if machine.stage is Stage.ENDING:
         ending = situation.memory.endings.get(machine.name)
-        return "its end was asked for" if ending is None or ending.again_at <= situation.now else None
+        is_due = ending is None or ending.again_at <= situation.now
+        return Fault("its end was asked for", is_failure=False) if is_due else None
     if is_overspent(situation):
-        return say_budget(situation)
-    fault = find_fault(machine, situation)
-    if fault is None and machine.stage is Stage.STARTING and (why := _must_go(machine, situation)):
-        return why  # it has no job to finish
-    return fault.why if fault is not None else None
+        return Fault(say_budget(situation), is_failure=False)
+    if (fault := find_fault(machine, situation)) is not None:
+        return fault
+    has_nothing_to_finish = machine.stage is Stage.STARTING
+    why = _must_go(machine, situation) if has_nothing_to_finish else ""
+    return Fault(why, is_failure=False) if why else None
 
 
 def _pod_id(machine: Machine) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from infra.answers import Pod
+from infra.answers import Pod, PodBill
 from infra.clock import Clock
 from infra.errors import InfraError, LeaseLost
 from infra.guards import Move, find_moves
@@ -40,6 +40,8 @@ class Reconciler:
     orderer: Orderer | None  # None: no pod is ordered any more
     hold_lease: Callable[[], None]  # renews it, and raises LeaseLost: called before whatever spends or destroys
     is_down_asked: Callable[[], bool]  # whether a person wants no pod any more
+    read_bills: Callable[[], Sequence[PodBill]]
+    keep_log: Callable[[str, str], None]  # of the pod with this id and name, which is about to end
     tell: Callable[[str], None]
     _told: frozenset[str] = frozenset()  # alerts and holds of the last look
 
@@ -68,7 +70,8 @@ class Reconciler:
         moves = find_moves(rows, pods, now, in_flight_s=0.0)
         moved = [_apply(row, moves, now) for row in rows]
         notes = self.notebook.read()
-        notes = notes.with_spend(accrue(notes.spend, self._find_own(pods), moved, now))
+        spend = accrue(notes.spend, self._find_own(pods), moved, now).raise_to(self.read_bills())
+        notes = notes.with_spend(spend)
         stock = self.orderer.read_stock() if self.orderer is not None else Stock()
         situation = Situation(
             now=now,
@@ -123,8 +126,8 @@ class Reconciler:
                 self.ledger.move(machine.row, RowState.CREATED)
             case GiveBack(machine):
                 self.queue.drain(machine.name)
-            case End(pod_id, name):
-                self._end(pod_id, name)
+            case End():
+                self._end(decision)
 
     def _place(self, order: Order, situation: Situation, memory: Memory) -> Memory:
         assert self.orderer is not None, "without an orderer there is no stock, so nothing is ordered"
@@ -140,11 +143,13 @@ class Reconciler:
             self.ledger.move(machine.row, RowState.DRAINING, cause=why)
         self.queue.pause(machine.name)
 
-    def _end(self, pod_id: str, name: str) -> None:
-        ask_end(self.api, self.ledger, pod_id)
-        if is_gone(self.api, pod_id):
-            record_gone(self.ledger, pod_id)
-            self.queue.forget(name)
+    def _end(self, end: End) -> None:
+        if end.is_failure:
+            self.keep_log(end.pod_id, end.name)
+        ask_end(self.api, self.ledger, end.pod_id)
+        if is_gone(self.api, end.pod_id):
+            record_gone(self.ledger, end.pod_id)
+            self.queue.forget(end.name)
 
 
 def _apply(row: Row, moves: Sequence[Move], now: datetime) -> Row:

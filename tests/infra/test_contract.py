@@ -4,12 +4,10 @@ In this process, where time is the server's and goes on when the client sleeps; 
 """
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from pydantic import SecretStr
 
-from infra.clock import Clock
 from infra.create import Creator
 from infra.errors import (
     ApiError,
@@ -45,22 +43,6 @@ def runpod(runpod):
     """No request but what the document has."""
     yield runpod
     assert runpod.outside() == []
-
-
-@pytest.fixture
-def clock(runpod):
-    return Clock(
-        now=lambda: datetime.fromtimestamp(runpod.now, UTC),
-        monotonic=lambda: runpod.now,
-        sleep=runpod.advance,
-        chance=lambda: 0.5,
-    )
-
-
-@pytest.fixture
-def api(runpod, clock):
-    with RunPod(runpod.url, SecretStr(runpod.key), clock) as api:
-        yield api
 
 
 @pytest.fixture
