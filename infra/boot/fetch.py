@@ -1,6 +1,7 @@
 """Fetches the missing parts of one file, several at a time, over HTTP. It knows neither locks nor digests."""
 
 import errno
+import logging
 import os
 import re
 import threading
@@ -27,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 def open_client() -> httpx2.Client:
     """Follows redirects, as stores of large files answer by them, and no further than a manifest may point."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each URL whole, and the query may be a signature
     return httpx2.Client(
         trust_env=False,
         follow_redirects=True,
