@@ -19,7 +19,7 @@ from infra.boot.agenda import Agenda
 from infra.boot.ending import end_pod
 from infra.boot.errors import Stopped, Unfit
 from infra.boot.health import Health
-from infra.boot.preparation import Machine, examine_machine, fetch_checkpoints
+from infra.boot.preparation import fetch_checkpoints, look_at_machine, try_machine
 from infra.boot.queue_link import Heard, QueueLink
 from infra.boot.settings import BootSettings
 from infra.boot.start_script import running_script
@@ -53,10 +53,17 @@ class ToldToStop:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
-    """The machine will do."""
+class Seen:
+    """The machine was looked at."""
 
-    machine: Machine
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """It will do."""
+
+    worker_environment: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class WorkerEnded:
     exit_code: int
 
 
-Event = ToldToStop | Examined | Prepared | Hindered | WorkerEnded
+Event = ToldToStop | Seen | Tried | Prepared | Hindered | WorkerEnded
 
 
 class Pod:
@@ -92,7 +99,8 @@ class Pod:
         self._is_told = False  # to stop, from outside
         self._exit_code: int | None = None  # once there is one, the loop ends
         self._stay_code = 0  # of a pod that stays until it is told to stop
-        self._machine = Machine(0, {})
+        self._gpus = 0
+        self._worker_environment: dict[str, str] = {}  # added to the pod's own
         self._worker: WorkerProcess | None = None  # that runs
         self._failures = 0  # of workers, one soon after the other
         self._worker_began = 0.0
@@ -137,8 +145,10 @@ class Pod:
                 self._mourn(exit_code)
             case _ if self._is_ending:
                 return  # of a preparation that nobody waits for any more
-            case Examined(machine):
-                self._machine = machine
+            case Seen(gpus):
+                self._gpus = gpus
+            case Tried(environment):
+                self._worker_environment = environment
                 self._move(BootState.FETCHING)
             case Prepared():
                 self._busy_at = time.monotonic()
@@ -155,7 +165,7 @@ class Pod:
 
     def _tell(self) -> None:
         self._show_health()
-        self._queue.tell(self._state, self._reason, self._machine.gpus, wants_end=self._wants_end)
+        self._queue.tell(self._state, self._reason, self._gpus, wants_end=self._wants_end)
 
     def _show_health(self) -> None:
         if self._is_ending:
@@ -172,7 +182,9 @@ class Pod:
     def _prepare(self) -> None:
         """In a thread: it may take long, and the loop has to watch meanwhile."""
         try:
-            self._events.put(Examined(examine_machine(self._settings, self._stopped.is_set)))
+            topology = look_at_machine(self._settings)
+            self._events.put(Seen(len(topology.gpus)))
+            self._events.put(Tried(try_machine(self._settings, topology, self._stopped.is_set)))
             fetch_checkpoints(self._settings, self._stopped.is_set)
             self._events.put(Prepared())
         except Stopped:
@@ -190,7 +202,7 @@ class Pod:
         self._reason, self._worker_began = "", time.monotonic()
         try:
             self._worker = WorkerProcess(
-                command, self._machine.worker_environment, lambda code: self._events.put(WorkerEnded(code))
+                command, self._worker_environment, lambda code: self._events.put(WorkerEnded(code))
             )
         except OSError as exc:
             self._give_up(f"its worker cannot be started: {command[0]}: {exc.strerror or exc}", UNHEALTHY)

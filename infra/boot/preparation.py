@@ -1,7 +1,6 @@
 """All that comes before a worker, in one thread: the machine is looked at, tried and recorded, checkpoints provided."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -16,30 +15,26 @@ from infra.boot.trial import run_trial
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the rest needs to know of it."""
-
-    gpus: int
-    worker_environment: dict[str, str]  # added to the pod's own
-
-
-def examine_machine(settings: BootSettings, is_stopped: Callable[[], bool]) -> Machine:
-    """Looks at it, tries it, and leaves the record beside the models. Raises Unfit, Stopped."""
+def look_at_machine(settings: BootSettings) -> Topology:
+    """And leave the record beside the models. Raises Unfit if there is no folder for them."""
     _make_models_folder(settings)
     topology = read_topology(settings)
     log.info("machine", **topology.summarize())
+    _keep(topology, settings)
+    return topology
+
+
+def try_machine(settings: BootSettings, topology: Topology, is_stopped: Callable[[], bool]) -> dict[str, str]:
+    """What is to be added to a worker's environment here. Raises Unfit, Stopped."""
     if faults := list(find_faults(settings, topology)):
-        _keep(topology, settings)
         raise Unfit("; ".join(faults))
     gpus = len(topology.gpus)
     if gpus < 2:
-        _keep(topology, settings)
-        return Machine(gpus, {})
+        return {}
     trial = run_trial(settings.trial_arguments(gpus), limit_s=settings.trial_s, is_stopped=is_stopped)
     _keep(topology.model_copy(update={"trial": trial}), settings)
     trial.require_success()
-    return Machine(gpus, trial.environment)
+    return trial.environment
 
 
 def fetch_checkpoints(settings: BootSettings, is_stopped: Callable[[], bool]) -> None:

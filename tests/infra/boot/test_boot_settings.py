@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 
+import h3render
 from infra.boot.settings import read_boot_settings
 from infra.errors import GuardRefused
 
@@ -53,6 +55,17 @@ def test_the_worker_serves_the_named_checkpoint_or_all_models(read):
     assert read()[0].worker_arguments[-2:] == ["--checkpoint", "/workspace/models"]
     assert read(H3_MODEL_PATH="/volume/h3")[0].worker_arguments[-2:] == ["--checkpoint", "/volume/h3"]
     assert read(H3_POD_WORKER_COMMAND="sh -c 'exit 1'")[0].worker_arguments == ["sh", "-c", "exit 1"]
+
+
+def test_the_commands_that_it_runs_have_these_options(read):
+    settings = read()[0]
+    for arguments in (settings.worker_arguments, [*settings.trial_arguments(2), "--report", "report.json"]):
+        command = get_group(h3render.app)
+        names = [name for name in arguments[3:] if name in ("worker", "bench", "transport")]
+        for name in names:
+            command = command.commands[name]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {name for name in arguments[3:] if name.startswith("--")} <= options
 
 
 def test_a_pod_ends_itself_by_runpods_tool_where_that_is(read, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from infra.boot.errors import Unfit
-from infra.boot.preparation import examine_machine
+from infra.boot.preparation import look_at_machine, try_machine
 from infra.boot.settings import BootSettings
 from infra.boot.topology import Topology
 from infra.pod_report import BootState, note_contact, read_reports
@@ -208,22 +208,25 @@ def two_gpus(tmp_path, models, monkeypatch):
     return make
 
 
+def examine(settings):
+    return try_machine(settings, look_at_machine(settings), lambda: False)
+
+
 def test_a_machine_with_too_few_gpus_is_refused_before_they_are_tried(two_gpus, models):
     with pytest.raises(Unfit, match="2 GPUs where 8 were ordered"):
-        examine_machine(two_gpus("exit 1").model_copy(update={"gpus": 8}), lambda: False)
+        examine(two_gpus("exit 1").model_copy(update={"gpus": 8}))
     assert Topology.model_validate_json((models / f"{NAME}.topology.json").read_bytes()).trial is None
 
 
 def test_gpus_that_work_without_p2p_alone_are_served_so_and_it_is_kept(two_gpus, models):
-    machine = examine_machine(two_gpus('[ "$NCCL_P2P_DISABLE" = 1 ]'), lambda: False)
-    assert (machine.gpus, machine.worker_environment) == (2, {"NCCL_P2P_DISABLE": "1"})
+    assert examine(two_gpus('[ "$NCCL_P2P_DISABLE" = 1 ]')) == {"NCCL_P2P_DISABLE": "1"}
     kept = Topology.model_validate_json((models / f"{NAME}.topology.json").read_bytes())
     assert [attempt.exit_code for attempt in kept.trial.attempts] == [1, 0]
 
 
 def test_gpus_that_do_not_work_are_refused_and_it_is_kept(two_gpus, models):
     with pytest.raises(Unfit, match="the GPUs do not exchange tensors"):
-        examine_machine(two_gpus("exit 1"), lambda: False)
+        examine(two_gpus("exit 1"))
     assert len(Topology.model_validate_json((models / f"{NAME}.topology.json").read_bytes()).trial.attempts) == 2
 
 
@@ -231,4 +234,4 @@ def test_a_folder_for_models_that_cannot_be_made_is_told(two_gpus, tmp_path):
     (tmp_path / "file").touch()
     settings = two_gpus("true").model_copy(update={"models": tmp_path / "file" / "models"})
     with pytest.raises(Unfit, match=r"H3_POD_MODELS .*: Not a directory: name a folder of a mounted disk"):
-        examine_machine(settings, lambda: False)
+        examine(settings)
