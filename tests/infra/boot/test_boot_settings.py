@@ -7,9 +7,10 @@ import pytest
 from typer.main import get_group
 
 import h3render
-from infra.boot.settings import read_boot_settings
+from infra.boot.settings import BootSettings, read_boot_settings
 from infra.errors import GuardRefused
 
+OPERATIONS = Path(__file__).parents[3].joinpath("docs/operations.md").read_text()
 TOLD = {
     "H3_WORKER_NAME": "h3render-f1-pod-0001",
     "FLEET_ID": "f1",
@@ -81,6 +82,12 @@ def test_a_pod_ends_itself_by_runpods_tool_where_that_is(read, tmp_path, monkeyp
 def test_a_worker_that_may_drain_for_long_is_not_killed_before(read):
     assert read()[0].patience_s == 120
     assert read(H3_DRAIN_S="600")[0].patience_s == 660
+
+
+@pytest.mark.parametrize("name", BootSettings.model_fields)
+def test_the_page_for_operators_tells_each_setting(name):
+    alias = BootSettings.model_fields[name].validation_alias
+    assert f"`{alias or f'H3_POD_{name.upper()}'}`" in OPERATIONS
 
 
 def test_no_secret_is_shown(read):
