@@ -54,9 +54,15 @@ def _provide(client: httpx2.Client, stored: StoredFile, fetches: int, is_stopped
     file = stored.file
     if stored.is_verified():  # by a pod that held the lock before
         return
+    is_resumed = stored.take_up()
     log.info("a checkpoint is fetched", name=file.name, place=file.place, missing_bytes=stored.missing_bytes)
     fetch_parts(client, stored, fetches, is_stopped)
-    if not stored.publish():
+    is_right = stored.publish()
+    if not is_right and is_resumed:
+        log.warning("a checkpoint that was gone on with is not right, and is fetched anew", name=file.name)
+        fetch_parts(client, stored, fetches, is_stopped)
+        is_right = stored.publish()
+    if not is_right:
         raise CheckpointRefused(
             f"{file.name}: what {file.place} gives has another SHA-256 than the manifest's {file.sha256}: correct the "
             "manifest or the URL; what was fetched is removed"

@@ -11,10 +11,15 @@ from pydantic import AwareDatetime, Field, PositiveFloat, PositiveInt, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from infra.errors import GuardRefused
-from infra.order import WORKSPACE
+from infra.order import VOLUME_PATH, WORKSPACE
 
 PREFIX = "H3_POD_"
 LEAST_PATIENCE_S = 120.0
+
+
+def default_models() -> Path:
+    """On a network volume, which outlives the pod, if there is one where orders mount it."""
+    return Path(VOLUME_PATH if Path(VOLUME_PATH).is_dir() else WORKSPACE) / "models"
 
 
 class PodIdentity(BaseSettings):
@@ -41,7 +46,7 @@ class BootSettings(PodIdentity):
     """And what its owner wants. Variables named in upper case with the prefix H3_POD_, unless an alias is given."""
 
     gpus: Annotated[int, Field(ge=0)] | None = None  # that must be there; else one at least. 0: a machine without
-    models: Path = Path(WORKSPACE) / "models"  # where checkpoints lie; better on a volume that outlives the pod
+    models: Path = Field(default_factory=default_models)  # where checkpoints lie
     checkpoints: SecretStr | None = None  # a manifest, or the file of one; its URLs may be signed, so it is not shown
     model_path: Path | None = Field(None, validation_alias="H3_MODEL_PATH")  # that the worker serves; else all models
     fetches: PositiveInt = 8  # parts of checkpoints that are under way at a time

@@ -141,13 +141,17 @@ class StoredFile:
     def missing_bytes(self) -> int:
         return sum(part.end - part.begin for part in self.missing)
 
+    def take_up(self) -> bool:
+        """Whether some of it is there from before; another pod may have fetched it."""
+        self._progress = self._read_progress()
+        return bool(self._progress.whole)
+
     def open(self) -> int:
         """A descriptor to write its parts to, at their places."""
-        self._progress = self._read_progress()  # somebody else may have fetched some of it meanwhile
         return os.open(self._side("part"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note_whole(self, part: Part) -> None:
-        """From any thread. After a power cut it may be told of bytes that are lost: the digest finds that."""
+        """From any thread. After a host's crash it may be told of bytes that are lost: the digest finds that."""
         with self._guard:
             whole = self._progress.whole | {part.begin}
             self._progress = self._progress.model_copy(update={"whole": whole})

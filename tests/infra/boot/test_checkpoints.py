@@ -117,6 +117,16 @@ def test_a_wrong_digest_is_told_and_nothing_of_the_file_is_kept(provide, server,
     assert list((models / ASIDE).iterdir()) == []
 
 
+def test_parts_that_a_crash_has_lost_are_found_out_and_all_is_fetched_anew(provide, server, entry, models):
+    server.statuses = {5 * PART: 403}
+    with pytest.raises(CheckpointRefused):
+        provide(entry, fetches=1)
+    [part] = (models / ASIDE).glob("*.part")
+    part.write_bytes(bytes(5 * PART))
+    provide(entry)
+    assert (models / NAME).read_bytes() == CONTENT
+
+
 def test_parts_of_another_version_of_a_file_are_not_mixed_in(provide, server, entry, models):
     server.statuses = {9 * PART: 404}
     with pytest.raises(CheckpointRefused):

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from redis import Redis
 
 from infra.boot.errors import Unfit
 from infra.boot.preparation import look_at_machine, try_machine
@@ -160,6 +161,23 @@ def test_a_pod_whose_lease_is_over_leaves_whatever_it_is_at(boots):
     assert boots.report.reason.startswith("its lease ended 1 min")
     assert boots.stop(pod) == 0
     assert "started sh" not in boots.notes
+
+
+def test_a_worker_that_renders_is_left_alone_while_redis_is_away_even_by_the_lease(tmp_path, redis_server):
+    lease = datetime.now(UTC) + timedelta(seconds=5)
+    with Redis.from_url(redis_server.url) as redis, ExitStack() as stack:
+        boots = Boots(tmp_path, redis, redis_server.url, stack)
+        write_worker(redis, record(redis, NAME, WorkerState.BUSY))
+        pod = boots.start(LEASE_UNTIL=lease.isoformat())
+        eventually(lambda: "started sh" in boots.notes)
+        began = boots.report.at
+        eventually(lambda: boots.report.at > began + 0.2)  # it has heard that its worker is busy
+        redis_server.kill()
+        eventually(lambda: datetime.now(UTC) > lease + timedelta(seconds=0.5), interval_s=0.1)
+        assert boots.notes == ["started sh"]
+        redis_server.start()
+        eventually(lambda: boots.notes == ["started sh", "drained", "ended"])
+        assert boots.stop(pod) == 0
 
 
 def test_what_was_fetched_before_a_kill_is_there_after_it(boots, server):
