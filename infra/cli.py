@@ -4,6 +4,7 @@ import logging
 
 import typer
 
+import infra.boot_cli
 import infra.change_cli
 import infra.look_cli
 import infra.reconcile_cli
@@ -14,6 +15,7 @@ pods_app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 pods_app.add_typer(infra.change_cli.app)
 pods_app.add_typer(infra.look_cli.app)
 pods_app.add_typer(infra.reconcile_cli.app)
+pods_app.add_typer(infra.boot_cli.app)
 app.add_typer(pods_app, name="pods")
 
 

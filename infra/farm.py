@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from infra.desk import Desk, open_desk
@@ -95,6 +95,11 @@ def check_serves(order: "PodOrder") -> None:
     for name in ("REDIS_URL", "H3_STORE_URL"):
         if name not in order.env:
             raise GuardRefused(f"--env-file: {name} is missing, and a pod's worker would not start without it")
+
+
+def keep_idle(order: "PodOrder", max_hours: float) -> "PodOrder":
+    """Let pods that are kept for jobs to come not leave by themselves, as long as a reconciler looks."""
+    return replace(order, env={"H3_POD_IDLE_S": f"{max_hours * 3600:.0f}", **order.env})
 
 
 @contextmanager

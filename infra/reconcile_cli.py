@@ -79,7 +79,7 @@ def up(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    from infra.farm import check_fleet, check_serves, open_farm
+    from infra.farm import check_fleet, check_serves, keep_idle, open_farm
     from infra.reconciler.limits import Limits
 
     dry_run = dry_run or context.info_name == "plan"
@@ -89,6 +89,7 @@ def up(
         storage = choose_storage(network_volume, volume_mount_path, workspace_gb)
         order = make_order(settings, check_fleet(fleet, settings), count, "pod", storage, ssh_public_key, env_file)
         check_serves(order)
+        order = keep_idle(order, settings.max_hours) if least else order
         limits = Limits(
             least=least,
             most=most,

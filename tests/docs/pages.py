@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-PAGES = ("http-service.md", "web-backends.md", "batches.md", "requests-and-events.md", "operations.md")
+PAGES = (
+    "http-service.md",
+    "web-backends.md",
+    "batches.md",
+    "requests-and-events.md",
+    "operations.md",
+    "fleet.md",
+)
 _FENCED = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 taken: set[tuple[str, str]] = set()  # page and name of each block that a test runs or compares

@@ -7,6 +7,7 @@ import pytest
 import tests.docs.operations_page
 import tests.docs.test_backlog
 import tests.docs.test_batches
+import tests.docs.test_fleet
 import tests.docs.test_http_service
 import tests.docs.test_requests_and_events
 import tests.docs.test_web_backends
