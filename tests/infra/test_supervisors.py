@@ -1,6 +1,7 @@
 """What supervisors are told agrees with what a worker does: its grace time, its exit codes, its pages."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,24 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.main import get_group
 
+from infra.cli import pods_app
+from infra.errors import GuardRefused, KeyRefused, LeaseHeld
+from infra.transport import Limits as TransportLimits
 from jobs.http.cli import SHUTDOWN_S
 from jobs.http.settings import ServeSettings
+from tests.conftest import require
 from worker.cli import EXIT_UNHEALTHY, EXIT_WRONG_USAGE
 from worker.departure import RESERVE_S
 from worker.serve import END_TIMEOUT_S
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parent.parent.parent
-UNIT, SERVE_UNIT = (ROOT / f"infra/h3render-{name}.service" for name in ("worker", "serve"))
+UNIT, SERVE_UNIT, PODS_UNIT, SWEEP_UNIT = (
+    ROOT / f"infra/h3render-{name}.service" for name in ("worker", "serve", "pods", "sweep")
+)
+SWEEP_TIMER = SWEEP_UNIT.with_suffix(".timer")
 # A worker ends within the first by itself, the fleet after it; the rest is for a slow machine.
 LEAST_GRACE_S = WorkerSettings.model_fields["drain_s"].default + max(RESERVE_S, END_TIMEOUT_S)
 
@@ -28,6 +37,12 @@ def read_service(unit):
     parser.optionxform = str
     parser.read(unit)
     return parser["Service"]
+
+
+def find_analyzer():
+    if (found := shutil.which("systemd-analyze")) is None:
+        raise FileNotFoundError("no `systemd-analyze` on PATH: it comes with systemd")
+    return Path(found)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +55,13 @@ def compose():
     return yaml.safe_load((ROOT / "infra/compose.yaml").read_text())
 
 
-@pytest.mark.parametrize("path", [UNIT, SERVE_UNIT], ids=["worker", "serve"])
+@pytest.mark.parametrize("path", sorted((ROOT / "infra").glob("h3render-*")), ids=lambda path: path.name)
 def test_systemd_understands_the_unit(tmp_path, path):
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("no systemd here")
+    require(find_analyzer)
+    for other in (ROOT / "infra").glob("h3render-*"):  # the timer names its service
+        text = re.sub("^ExecStart=[^ ]+", f"ExecStart={sys.executable}", other.read_text(), flags=re.MULTILINE)
+        (tmp_path / other.name).write_text(text)
     unit = tmp_path / path.name
-    unit.write_text(re.sub("^ExecStart=[^ ]+", f"ExecStart={sys.executable}", path.read_text(), flags=re.MULTILINE))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -90,6 +106,29 @@ def test_the_service_has_time_to_end_and_stays_down_only_for_a_person():
     assert float(service["TimeoutStopSec"]) > 2 * SHUTDOWN_S
     assert service["Restart"] == "on-failure"
     assert int(service["RestartPreventExitStatus"]) == EXIT_WRONG_USAGE
+
+
+def test_the_reconciler_stays_down_only_for_a_person_and_has_time_for_an_answer():
+    service = read_service(PODS_UNIT)
+    assert float(service["TimeoutStopSec"]) > TransportLimits().create_s
+    assert service["Restart"] == "on-failure"
+    stays_down = set(map(int, service["RestartPreventExitStatus"].split()))
+    assert stays_down == {LeaseHeld.exit_code, GuardRefused.exit_code, KeyRefused.exit_code}
+
+
+@pytest.mark.parametrize("unit", [PODS_UNIT, SWEEP_UNIT], ids=["pods", "sweep"])
+def test_the_units_for_pods_give_flags_that_there_are(unit):
+    words = shlex.split(read_service(unit)["ExecStart"])
+    group = get_group(pods_app)
+    command = group.commands[words[2]]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--")} <= known
+    assert words[-1] == "--yes"
+
+
+def test_the_sweeper_is_run_by_its_timer():
+    assert SWEEP_TIMER.stem == SWEEP_UNIT.stem
+    assert "OnUnitActiveSec=10min" in SWEEP_TIMER.read_text()
 
 
 def test_compose_looks_at_the_page_of_the_service_where_it_listens(compose):
