@@ -142,6 +142,8 @@ class Reconciler:
 
     def _place(self, order: Order, situation: Situation, memory: Memory) -> Memory:
         assert self.orderer is not None, "without an orderer there is no stock, so nothing is ordered"
+        if memory.stopped:  # by the order before this one
+            return memory
         return self.orderer.place(order, situation, memory)
 
     def _settle(self, move: Move) -> None:
