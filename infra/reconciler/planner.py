@@ -45,6 +45,7 @@ def plan(situation: Situation) -> Plan:
         jobs=situation.work.jobs,
         why=wanted.why,
         is_spent=is_spent(situation),
+        is_going_down=situation.is_going_down,
         decisions=decisions,
         memory=memory,
     )
