@@ -95,6 +95,11 @@ def up(
             usd_per_hour=budget_per_hour,
             usd_total=budget_total,
             horizon_s=target_wait,
+            raise_every_s=settings.raise_every_s,
+            surplus_s=settings.surplus_s,
+            idle_s=settings.idle_s,
+            boot_s=settings.boot_s,
+            until_done=until_done,
             max_hours=settings.max_hours,
         )
         with open_farm(settings, fleet) as farm:
