@@ -22,7 +22,7 @@ from infra.reconciler.reconciler import Reconciler
 from infra.reconciler.shared_ledger import SharedLedger
 from infra.reconciler.wish import DownWish
 from infra.settings import IMAGE, PodSettings
-from jobs.connection import connect
+from jobs.connection import connect, redis_errors
 from jobs.errors import RedisUnavailable
 from jobs.settings import ClientSettings
 
@@ -124,11 +124,10 @@ def open_farm(settings: PodSettings, fleet: str) -> Iterator[Farm]:
 
 @contextmanager
 def _connect(settings: PodSettings) -> Iterator["Redis"]:
-    """Raises GuardRefused: without a queue nothing is begun."""
+    """Raises GuardRefused: without a queue nothing is begun, and whoever only looks sees nothing."""
     assert settings.redis_url is not None, "checked by whoever opens a farm"
     try:
-        redis = connect(ClientSettings(redis_url=settings.redis_url.get_secret_value()))
+        with connect(ClientSettings(redis_url=settings.redis_url.get_secret_value())) as redis, redis_errors():
+            yield redis
     except RedisUnavailable as exc:
         raise GuardRefused(str(exc)) from exc
-    with redis:
-        yield redis

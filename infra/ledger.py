@@ -75,6 +75,11 @@ class Row(BaseModel):
         changes = {"state": state, "at": at, "pod_id": pod_id or self.pod_id, "cause": cause}
         return self.model_copy(update=changes)
 
+    @property
+    def has_pod(self) -> bool:
+        """Whether there was one, and its end is not confirmed."""
+        return self.state in (*WITH_POD, RowState.TERMINATING)
+
     def age_s(self, now: datetime) -> float:
         return max(0.0, (now - self.ordered_at).total_seconds())
 

@@ -96,14 +96,23 @@ def up(
             usd_per_hour=budget_per_hour,
             usd_total=budget_total,
             horizon_s=target_wait,
+            raise_every_s=settings.raise_every_s,
+            surplus_s=settings.surplus_s,
+            idle_s=settings.idle_s,
+            boot_s=settings.boot_s,
+            until_done=until_done,
             max_hours=settings.max_hours,
         )
         with open_farm(settings, fleet) as farm:
             limits = _check_places(farm, limits, order, datacenter or [])
             if not yes:
                 _show_plan(farm.make_reconciler(limits, order, typer.echo), dry_run=dry_run)
-            _begin(farm, resume=resume, restore_ledger=restore_ledger)
-            _keep_up(farm, farm.make_reconciler(limits, order, _log), until_done=until_done)
+            with farm.lease.held():
+                _begin(farm, resume=resume, restore_ledger=restore_ledger)
+                last = _keep_up(farm, farm.make_reconciler(limits, order, _log), until_done=until_done)
+    if last is not None and last.jobs and last.is_spent:
+        note(f"{say_count(last.jobs, 'job')} left: {last.why}; raise --budget-total to go on")
+        raise typer.Exit(EXIT_JOBS_LEFT)
 
 
 def _check_places(farm: "Farm", limits: "Limits", order: "PodOrder", wanted: list[str]) -> "Limits":
@@ -129,8 +138,7 @@ def _show_plan(reconciler: "Reconciler", *, dry_run: bool) -> NoReturn:
 
 
 def _begin(farm: "Farm", *, resume: bool, restore_ledger: bool) -> None:
-    """Raises LeaseHeld, LedgerLost, LedgerUnusable."""
-    farm.lease.require()
+    """Raises LedgerLost, LedgerUnusable."""
     farm.wish.take_back()
     if restore_ledger:
         for row in farm.ledger.restore():
@@ -141,33 +149,30 @@ def _begin(farm: "Farm", *, resume: bool, restore_ledger: bool) -> None:
     farm.notebook.write(notes.with_memory(memory).with_spend(notes.spend.begin_campaign(farm.desk.clock.now())))
 
 
-def _keep_up(farm: "Farm", reconciler: "Reconciler", *, until_done: bool) -> None:
+def _keep_up(farm: "Farm", reconciler: "Reconciler", *, until_done: bool) -> "Plan | None":
+    """The last plan; None if a signal came first."""
+
     def is_done(plan: "Plan") -> bool:
         may_end = until_done and (plan.jobs == 0 or plan.is_spent)
-        return plan.left == 0 and (may_end or farm.wish.is_made())
+        return plan.left == 0 and (may_end or plan.is_going_down)
 
     last = _keep(farm, reconciler, is_done)
     if last is None:
         _say_rest(farm)
-        return
-    _end_campaign(farm)
-    if last.jobs and not farm.wish.is_made():
-        note(f"{say_count(last.jobs, 'job')} left: {last.why}; raise --budget-total to go on")
-        raise typer.Exit(EXIT_JOBS_LEFT)
+    else:
+        _end_campaign(farm)
+    return last
 
 
 def _keep(farm: "Farm", reconciler: "Reconciler", is_done: Callable[["Plan"], bool]) -> "Plan | None":
-    """The last plan; None if a signal came first. The lease is given back."""
+    """The last plan; None if a signal came first."""
     from infra.reconciler.keep import Keeper
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        keeper = Keeper(reconciler, farm.lease, farm.desk.clock, farm.desk.settings.look_s, stop, _log)
-        return keeper.run(is_done=is_done)
-    finally:
-        farm.lease.give_back()
+    keeper = Keeper(reconciler, farm.lease, farm.desk.clock, farm.desk.settings.look_s, stop, _log)
+    return keeper.run(is_done=is_done)
 
 
 def _say_rest(farm: "Farm") -> None:
@@ -180,11 +185,13 @@ def _say_rest(farm: "Farm") -> None:
 
 
 def _end_campaign(farm: "Farm") -> None:
+    """One that `up` has ended already costs nothing any more."""
     notes = farm.notebook.read()
+    if notes.spend.campaign is None:
+        note("no pod is left")
+        return
     note(f"no pod is left; the campaign has cost about {notes.spend.campaign_usd:.2f} USD")
-    if farm.lease.take():
-        farm.notebook.write(notes.with_spend(notes.spend.end_campaign()))
-        farm.lease.give_back()
+    farm.notebook.write(notes.with_spend(notes.spend.end_campaign()))
 
 
 def _log(line: str) -> None:
@@ -223,12 +230,13 @@ def _go_down(farm: "Farm", reconciler: "Reconciler", timeout_s: float) -> None:
         if farm.desk.clock.monotonic() >= end_s:
             raise GaveUpWaiting(f"{farm.lease.holder_told()} still ends pods: `h3render pods status` tells which")
         farm.desk.clock.sleep(farm.desk.settings.look_s)
-    farm.ledger.open()
-    last = _keep(farm, reconciler, lambda plan: plan.left == 0 or farm.desk.clock.monotonic() >= end_s)
-    if last is None or last.left:
-        raise GaveUpWaiting("pods are left, and bill: `h3render pods status` tells which; run `down` again")
-    farm.wish.take_back()
-    _end_campaign(farm)
+    with farm.lease.held():
+        farm.ledger.open()
+        last = _keep(farm, reconciler, lambda plan: plan.left == 0 or farm.desk.clock.monotonic() >= end_s)
+        if last is None or last.left:
+            raise GaveUpWaiting("pods are left, and bill: `h3render pods status` tells which; run `down` again")
+        farm.wish.take_back()
+        _end_campaign(farm)
 
 
 # --- status

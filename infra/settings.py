@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from infra.errors import GuardRefused, KeyUnusable
 from infra.pod_names import FLEET
+from infra.reconciler.limits import BOOT_S, IDLE_S, RAISE_EVERY_S, SURPLUS_S
 from jobs.settings import user_folder
 
 API_HOST = "api.runpod.io"
@@ -55,6 +56,7 @@ def _is_loopback(host: str) -> bool:
 
 NamePart = Annotated[str, Field(pattern=f"^{FLEET.pattern}$")]
 Usd = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PodSettings(BaseSettings):
@@ -81,6 +83,10 @@ class PodSettings(BaseSettings):
     gpu: str = SERVER_EDITION  # id, as the catalog has it
     image: str = IMAGE
     look_s: Annotated[float, Field(gt=0, le=60)] = 15.0  # between two looks of a reconciler
+    raise_every_s: Seconds = RAISE_EVERY_S  # between two of its looks that order pods
+    surplus_s: Seconds = SURPLUS_S  # for which there are too many pods before one goes
+    idle_s: Seconds = IDLE_S  # of a pod that goes; more where a start takes longer
+    boot_s: Seconds = BOOT_S  # from a create to the first heartbeat, until some were measured
     ledger: Path = Field(default_factory=default_ledger)  # what was ordered, one JSON line a change
 
     @property

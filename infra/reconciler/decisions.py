@@ -113,6 +113,7 @@ class Plan:
     jobs: int  # that wait or run
     why: str
     is_spent: bool  # the campaign's budget
+    is_going_down: bool  # by a person's word
     decisions: Sequence[Decision]
     memory: Memory  # with what was learned by looking
 

@@ -12,6 +12,7 @@ from infra.errors import InfraError, LeaseLost
 from infra.reconciler.decisions import Plan
 from infra.reconciler.lease import ReconcilerLease
 from infra.reconciler.reconciler import Reconciler
+from jobs.errors import RedisUnavailable
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class Keeper:
         except LeaseLost as exc:
             self._tell_failure(exc)
             self._take_again()
-        except (InfraError, RedisError) as exc:
+        except (InfraError, RedisError, RedisUnavailable) as exc:
             self._tell_failure(exc)
         else:
             self._failure = ""
@@ -58,7 +59,7 @@ class Keeper:
         except LeaseLost:
             return
 
-    def _tell_failure(self, error: InfraError | RedisError) -> None:
+    def _tell_failure(self, error: Exception) -> None:
         """Once, while it stays the same."""
         text = f"failed   {error}: nothing is done until the next look"
         if text != self._failure:

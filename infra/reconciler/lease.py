@@ -99,6 +99,15 @@ class ReconcilerLease:
                 "lease has run out"
             )
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """From now to the end of the block, however that ends. Raises LeaseHeld if another has it."""
+        self.require()
+        try:
+            yield
+        finally:
+            self.give_back()
+
     def holder_told(self) -> str:
         """Who had it when we could not take it, and for how long."""
         return str(self._other) if self._other is not None else "nobody else"

@@ -6,6 +6,8 @@ from typing import Self
 
 from infra.errors import GuardRefused
 
+RAISE_EVERY_S, SURPLUS_S, IDLE_S, BOOT_S = 60.0, 300.0, 300.0, 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -17,11 +19,12 @@ class Limits:
     usd_total: float  # of the campaign, from its first pod to its last
     horizon_s: float = 900.0  # within which what waits is to be rendered
     step_up: int = 2  # pods more at a time
-    raise_every_s: float = 60.0
-    surplus_s: float = 300.0  # for which there are too many before one goes
-    idle_s: float = 300.0  # of a pod that goes; more where a start takes longer
-    boot_s: float = 600.0  # from create to the first heartbeat, until some were measured
+    raise_every_s: float = RAISE_EVERY_S
+    surplus_s: float = SURPLUS_S  # for which there are too many before one goes
+    idle_s: float = IDLE_S  # of a pod that goes; more where a start takes longer
+    boot_s: float = BOOT_S  # from create to the first heartbeat, until some were measured
     max_hours: float = 6.0  # of one pod
+    until_done: bool = False  # no pod is kept, not even the least, once no job is left
     data_centers: tuple[str, ...] = ()  # none: any that has stock
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ def plan(situation: Situation) -> Plan:
         jobs=situation.work.jobs,
         why=wanted.why,
         is_spent=is_spent(situation),
+        is_going_down=situation.is_going_down,
         decisions=decisions,
         memory=memory,
     )
@@ -142,6 +143,8 @@ def _must_go(machine: Machine, situation: Situation) -> str:
     """Why it may take no job any more, whatever waits; empty if it may."""
     if situation.is_going_down:
         return "all pods are to go"
+    if situation.is_done:
+        return "no job is left"
     if is_spent(situation):
         return say_budget(situation)
     if nears_its_end(machine, situation):

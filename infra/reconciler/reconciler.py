@@ -20,7 +20,7 @@ from infra.reconciler.orphans import find_strays
 from infra.reconciler.planner import plan
 from infra.reconciler.queue import Queue
 from infra.reconciler.situation import Situation
-from infra.reconciler.spend import accrue
+from infra.reconciler.spend import Spend, accrue
 from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
 
@@ -67,9 +67,10 @@ class Reconciler:
         told = self.queue.look()
         pods, now = self.api.list_pods(), self.clock.now()
         rows = self.ledger.read()
-        moves = find_moves(rows, pods, now, in_flight_s=0.0)
-        moved = [_apply(row, moves, now) for row in rows]
         notes = self.notebook.read()
+        moves = find_moves(rows, pods, now, in_flight_s=0.0)
+        moves += self._find_vanished([_apply(row, moves, now) for row in rows], pods, notes.spend)
+        moved = [_apply(row, moves, now) for row in rows]
         spend = accrue(notes.spend, self._find_own(pods), moved, now).raise_to(self.read_bills())
         notes = notes.with_spend(spend)
         stock = self.orderer.read_stock() if self.orderer is not None else Stock()
@@ -88,6 +89,16 @@ class Reconciler:
             is_going_down=self.is_down_asked(),
         )
         return situation, notes
+
+    def _find_vanished(self, rows: Sequence[Row], pods: Sequence[Pod], spend: Spend) -> list[Move]:
+        """Pods that were listed once, are not any more, and are not known to RunPod. A new one may be listed late."""
+        listed = {pod.name for pod in pods}
+        missing = [row for row in rows if row.has_pod and row.name not in listed and spend.was_listed(row.name)]
+        return [
+            Move(row, RowState.GONE, row.pod_id, "RunPod does not know it any more")
+            for row in missing
+            if row.pod_id is not None and is_gone(self.api, row.pod_id)
+        ]
 
     def _find_own(self, pods: Sequence[Pod]) -> list[Pod]:
         return [pod for pod in pods if fleet_of(pod.name, self.prefix) == self.fleet]
@@ -131,6 +142,8 @@ class Reconciler:
 
     def _place(self, order: Order, situation: Situation, memory: Memory) -> Memory:
         assert self.orderer is not None, "without an orderer there is no stock, so nothing is ordered"
+        if memory.stopped:  # by the order before this one
+            return memory
         return self.orderer.place(order, situation, memory)
 
     def _settle(self, move: Move) -> None:

@@ -46,6 +46,11 @@ class Situation:
     usd_per_hour: float = 0.0  # of one more pod; 0: the catalog has no price
     is_going_down: bool = False  # a person wants no pod any more
 
+    @property
+    def is_done(self) -> bool:
+        """Nobody waits for more work."""
+        return self.limits.until_done and self.work.jobs == 0
+
     # --- counts
 
     @property

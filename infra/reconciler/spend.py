@@ -67,6 +67,10 @@ class Spend(Kept):
             return 0.0
         return self.campaign.closed_usd + sum(tally.in_campaign for tally in self.tallies.values())
 
+    def was_listed(self, name: str) -> bool:
+        """Whether the pod of this name was there at any look."""
+        return name in self.tallies and self.tallies[name].was_listed
+
     def begin_campaign(self, now: datetime) -> "Spend":
         """Unless one is open already, which goes on."""
         if self.campaign is not None:

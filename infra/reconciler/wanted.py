@@ -26,6 +26,8 @@ def count_wanted(situation: Situation) -> Wanted:
         return Wanted(0, "none, by a person's word")
     if is_spent(situation):
         return Wanted(0, f"none: {say_budget(situation)}, and what runs needs {situation.reserve_usd:.2f} to finish")
+    if situation.is_done:
+        return Wanted(0, "none: no job is left")
     wanted = _by_work(situation)
     have = len(situation.counted)
     return wanted if wanted.count <= have else _within_limits(situation, wanted, have)

@@ -178,6 +178,20 @@ def test_a_pod_whose_lease_ends_soon_is_drained_and_replaced():
     assert kinds(decide([make_machine(1, Stage.BUSY, lease_s=1801.0)], make_work(1, running=1))) == []
 
 
+# --- until done
+
+
+def test_once_no_job_is_left_all_pods_go_at_once_and_none_waits_for_more():
+    machines = make_machines(Stage.READY, Stage.PAUSED, Stage.STARTING)
+    assert kinds(decide(machines, limits=make_limits(least=2, until_done=True))) == [End, Drain, Drain]
+    assert decide(limits=make_limits(least=2, until_done=True)) == []
+    assert kinds(decide(limits=make_limits(least=2))) == [Order, Order]
+
+
+def test_the_last_job_is_finished():
+    assert decide(make_machines(Stage.BUSY), make_work(1, running=1), limits=make_limits(until_done=True)) == []
+
+
 # --- ends
 
 
