@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import structlog
+
 from infra.answers import Pod, PodBill
 from infra.clock import Clock
-from infra.errors import InfraError, LeaseLost
+from infra.errors import ApiError, InfraError, LeaseLost
 from infra.guards import Move, find_moves
 from infra.ledger import FleetLedger, Row, RowState
 from infra.pod_names import fleet_of
@@ -23,6 +25,8 @@ from infra.reconciler.situation import Situation
 from infra.reconciler.spend import accrue
 from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -67,7 +71,7 @@ class Reconciler:
         told = self.queue.look()
         pods, now = self.api.list_pods(), self.clock.now()
         rows = self.ledger.read()
-        moves = find_moves(rows, pods, now, in_flight_s=0.0)
+        moves = [move for move in find_moves(rows, pods, now, in_flight_s=0.0) if self._is_sure(move)]
         moved = [_apply(row, moves, now) for row in rows]
         notes = self.notebook.read()
         spend = accrue(notes.spend, self._find_own(pods), moved, now).raise_to(self.read_bills())
@@ -88,6 +92,16 @@ class Reconciler:
             is_going_down=self.is_down_asked(),
         )
         return situation, notes
+
+    def _is_sure(self, move: Move) -> bool:
+        """Nobody would look again for a pod that one list has left out: that it is gone, is asked of itself."""
+        if move.state is not RowState.GONE or move.pod_id is None:
+            return True
+        try:
+            return is_gone(self.api, move.pod_id)
+        except ApiError as exc:
+            log.warning("a pod that is not listed could not be read", pod_id=move.pod_id, why=str(exc))
+            return False
 
     def _find_own(self, pods: Sequence[Pod]) -> list[Pod]:
         return [pod for pod in pods if fleet_of(pod.name, self.prefix) == self.fleet]
