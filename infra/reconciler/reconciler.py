@@ -1,5 +1,6 @@
 """Looks, plans and acts. From what could not be read at a look, no act follows."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +27,8 @@ from infra.reconciler.spend import accrue
 from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
 
+NUMBER = re.compile(r"\d+")  # in what is told: money and minutes that run are no news
+
 log = structlog.get_logger(__name__)
 
 
@@ -47,7 +50,7 @@ class Reconciler:
     read_bills: Callable[[], Sequence[PodBill]]
     keep_log: Callable[[str, str], None]  # of the pod with this id and name, which is about to end
     tell: Callable[[str], None]
-    _told: frozenset[str] = frozenset()  # alerts and holds of the last look
+    _told: frozenset[str] = frozenset()  # alerts and holds of the last look, but for their numbers
 
     def tick(self) -> Plan:
         """Look, decide and do it. Raises LeaseLost, and what `look` raises."""
@@ -108,11 +111,12 @@ class Reconciler:
 
     def _say(self, decided: Plan) -> None:
         """Every act; what only stands in the way, once."""
-        standing = frozenset(one.describe() for one in decided.decisions if isinstance(one, Alert | Hold))
-        if len(decided.decisions) > len(standing) or standing - self._told:
+        standing = [one.describe() for one in decided.decisions if isinstance(one, Alert | Hold)]
+        news = frozenset(NUMBER.sub("", text) for text in standing)
+        if len(decided.decisions) > len(standing) or news - self._told:
             for line in decided.to_lines():
                 self.tell(line)
-        self._told = standing
+        self._told = news
 
     # --- acting
 
