@@ -16,7 +16,15 @@ from infra.reconciler.machine import SERVING, Machine, Stage
 from infra.reconciler.memory import Ending, Failure, Memory
 from infra.reconciler.orphans import judge_strays
 from infra.reconciler.situation import Situation
-from infra.reconciler.wanted import Wanted, count_wanted, is_overspent, is_spent, needs_warning, say_budget
+from infra.reconciler.wanted import (
+    Wanted,
+    count_wanted,
+    find_returning,
+    is_overspent,
+    is_spent,
+    needs_warning,
+    say_budget,
+)
 from jobs.in_words import say_duration
 
 ASK_AGAIN_S, LONGEST_PAUSE_S = 15.0, 300.0  # for an end that does not come
@@ -188,15 +196,9 @@ def _change_number(situation: Situation, wanted: Wanted) -> Iterator[Decision]:
     if missing < 0:
         yield from _lower(situation)
         return
-    back = _find_returning(situation)[:missing]
+    back = find_returning(situation)[:missing]
     yield from (Undrain(machine, wanted.why) for machine in back)
     yield from _raise(situation, wanted, missing - len(back))
-
-
-def _find_returning(situation: Situation) -> list[Machine]:
-    """Those that drain, and need not."""
-    draining = [one for one in situation.in_stage(Stage.DRAINING) if one.row.state is RowState.DRAINING]
-    return [one for one in draining if one.is_heard and not _must_go(one, situation)]
 
 
 def _raise(situation: Situation, wanted: Wanted, missing: int) -> Iterator[Decision]:

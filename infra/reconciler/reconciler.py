@@ -1,12 +1,15 @@
 """Looks, plans and acts. From what could not be read at a look, no act follows."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import structlog
+
 from infra.answers import Pod, PodBill
 from infra.clock import Clock
-from infra.errors import InfraError, LeaseLost
+from infra.errors import ApiError, InfraError, LeaseLost
 from infra.guards import Move, find_moves
 from infra.ledger import FleetLedger, Row, RowState
 from infra.pod_names import fleet_of
@@ -23,6 +26,10 @@ from infra.reconciler.situation import Situation
 from infra.reconciler.spend import Spend, accrue
 from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
+
+NUMBER = re.compile(r"\d+")  # in what is told: money and minutes that run are no news
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,7 +50,7 @@ class Reconciler:
     read_bills: Callable[[], Sequence[PodBill]]
     keep_log: Callable[[str, str], None]  # of the pod with this id and name, which is about to end
     tell: Callable[[str], None]
-    _told: frozenset[str] = frozenset()  # alerts and holds of the last look
+    _told: frozenset[str] = frozenset()  # alerts and holds of the last look, but for their numbers
 
     def tick(self) -> Plan:
         """Look, decide and do it. Raises LeaseLost, and what `look` raises."""
@@ -68,7 +75,7 @@ class Reconciler:
         pods, now = self.api.list_pods(), self.clock.now()
         rows = self.ledger.read()
         notes = self.notebook.read()
-        moves = find_moves(rows, pods, now, in_flight_s=0.0)
+        moves = [move for move in find_moves(rows, pods, now, in_flight_s=0.0) if self._is_sure(move)]
         moves += self._find_vanished([_apply(row, moves, now) for row in rows], pods, notes.spend)
         moved = [_apply(row, moves, now) for row in rows]
         spend = accrue(notes.spend, self._find_own(pods), moved, now).raise_to(self.read_bills())
@@ -94,22 +101,30 @@ class Reconciler:
         """Pods that were listed once, are not any more, and are not known to RunPod. A new one may be listed late."""
         listed = {pod.name for pod in pods}
         missing = [row for row in rows if row.has_pod and row.name not in listed and spend.was_listed(row.name)]
-        return [
-            Move(row, RowState.GONE, row.pod_id, "RunPod does not know it any more")
-            for row in missing
-            if row.pod_id is not None and is_gone(self.api, row.pod_id)
-        ]
+        moves = [Move(row, RowState.GONE, row.pod_id, "RunPod does not know it any more") for row in missing]
+        return [move for move in moves if self._is_sure(move)]
+
+    def _is_sure(self, move: Move) -> bool:
+        """Nobody would look again for a pod that one list has left out: that it is gone, is asked of itself."""
+        if move.state is not RowState.GONE or move.pod_id is None:
+            return True
+        try:
+            return is_gone(self.api, move.pod_id)
+        except ApiError as exc:
+            log.warning("a pod that is not listed could not be read", pod_id=move.pod_id, why=str(exc))
+            return False
 
     def _find_own(self, pods: Sequence[Pod]) -> list[Pod]:
         return [pod for pod in pods if fleet_of(pod.name, self.prefix) == self.fleet]
 
     def _say(self, decided: Plan) -> None:
         """Every act; what only stands in the way, once."""
-        standing = frozenset(one.describe() for one in decided.decisions if isinstance(one, Alert | Hold))
-        if len(decided.decisions) > len(standing) or standing - self._told:
+        standing = [one.describe() for one in decided.decisions if isinstance(one, Alert | Hold)]
+        news = frozenset(NUMBER.sub("", text) for text in standing)
+        if len(decided.decisions) > len(standing) or news - self._told:
             for line in decided.to_lines():
                 self.tell(line)
-        self._told = standing
+        self._told = news
 
     # --- acting
 

@@ -84,6 +84,8 @@ class Spend(Kept):
     def raise_to(self, bills: Iterable[PodBill]) -> "Spend":
         """By what RunPod bills, in hours or days, for pods that are tallied; where that is less, ours stays."""
         bills = list(bills)
+        if not bills:
+            return self
         tallies = {name: self._raise_tally(tally, bills) for name, tally in self.tallies.items()}
         return self.model_copy(update={"tallies": tallies})
 
@@ -140,7 +142,9 @@ def _count(
         tally = Tally(until=_find_start(pods, row, now), usd_per_hour=usd_per_hour)
     tally = _note_pods(tally, pods)
     dearer = max(tally.usd_per_hour, usd_per_hour)
-    if dearer == 0 or now <= tally.until:
+    if dearer == 0:
+        return tally
+    if now <= tally.until:
         return tally.model_copy(update={"usd_per_hour": dearer})
     by_day = {start.date(): dearer * _count_hours(start, end) for start, end in _split_by_day(tally.until, now)}
     in_campaign = dearer * _count_hours(max(tally.until, campaign.began_at), now) if campaign is not None else 0.0
@@ -173,7 +177,7 @@ def _find_start(pods: Sequence[Pod], row: Row | None, now: datetime) -> datetime
 
 
 def _note_pods(tally: Tally, pods: Sequence[Pod]) -> Tally:
-    if not pods:
+    if all(pod.id in tally.pod_ids for pod in pods):
         return tally
     ids = dict.fromkeys([*tally.pod_ids, *(pod.id for pod in pods)])
     return tally.model_copy(update={"pod_ids": tuple(ids), "was_listed": True})
