@@ -89,7 +89,9 @@ def nears_its_end(machine: Machine, situation: Situation) -> bool:
 
 
 def has_drained(machine: Machine) -> bool:
-    """Nothing runs on it, and nothing can begin to."""
+    """Nothing runs on it, and nothing can begin to. Of a worker that is not heard, that is not known for a while."""
+    if machine.is_lost:
+        return machine.silent_s >= SILENT_S
     return machine.job is None and not machine.takes_jobs
 
 

@@ -50,6 +50,7 @@ class Machine:
     job: str | None = None  # that its worker renders
     takes_jobs: bool = False  # its worker is neither paused nor on its way out
     is_heard: bool = False  # its worker is alive and means to stay
+    is_lost: bool = False  # its worker is not heard any more, and may render all the same
     silent_s: float = 0.0  # since its worker was heard
     told: str = ""  # why, as the worker or the pod says it
 
@@ -112,6 +113,7 @@ def _join(
         job=worker.job.job_id if worker is not None and worker.is_alive and worker.job is not None else None,
         takes_jobs=worker is not None and worker.state in (WorkerState.READY, WorkerState.BUSY),
         is_heard=worker is not None and worker.is_alive and worker.state is not WorkerState.DRAINING,
+        is_lost=worker is not None and worker.state is WorkerState.LOST,
         silent_s=max(0.0, server_now_s - worker.beat_at) if worker is not None else 0.0,
         told=told,
     )

@@ -1,11 +1,11 @@
 """A night on rented machines: a batch brings pods, they render it, and they go; whatever dies meanwhile."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from tests.end_to_end.rented import KEY, MOST, SECRET, Rented, count_most, find_end, renting
+from tests.infra.pod_commands import find_processes
 from tests.waiting import eventually
 
 SHOTS = 60
@@ -16,19 +16,7 @@ ENDS_WITHIN_S = 90.0
 def rented(redis_server, tmp_path):
     with renting(redis_server, tmp_path) as rented:
         yield rented
-    eventually(lambda: find_processes(SECRET) == [])
-
-
-def find_processes(text: str, file: str = "environ") -> list[int]:
-    """Whose environment, or `cmdline`, has this; but for those that are none of ours."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if text.encode() in (folder / file).read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    eventually(lambda: find_processes(SECRET, "environ") == [])
 
 
 def find_renders(rented: Rented) -> dict[str, list[tuple[float, float]]]:

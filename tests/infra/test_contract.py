@@ -25,8 +25,9 @@ from infra.plan import read_create_plan, settle_rows
 from infra.runpod import RunPod
 from infra.terminate import ask_end, terminate_pod
 from infra.transport import Limits
+from jobs.workers import server_time, write_worker
 from tests.infra.pod_commands import make_environment, run_command
-from tests.infra.pods import make_order
+from tests.infra.pods import make_order, make_worker
 from tests.infra.runpod.clients import body
 from tests.infra.runpod.clock import WallClock
 from tests.infra.runpod.faults import Fault
@@ -368,4 +369,15 @@ def test_a_pod_that_is_not_ours_is_left_alone(quick, run):
     assert "--foreign" in told.stderr
     assert len(quick.changes()) == before
     run("terminate", pod.id, "--foreign", "--yes")
+    assert quick.alive() == []
+
+
+def test_a_pod_that_renders_is_ended_only_by_who_says_now(quick, run, redis, redis_url):
+    pod = quick.add_pod(body(name="h3render-manual-pod-0123456789abcdef"))
+    write_worker(redis, make_worker(pod.settings["name"], beat_at=server_time(redis)))
+    told = run("terminate", pod.id, "--yes", code=2, REDIS_URL=redis_url)
+    assert "it renders job job1, step 3 of 50" in told.stderr
+    assert "--now" in told.stderr
+    assert quick.changes() == []
+    run("terminate", pod.id, "--yes", "--now", REDIS_URL=redis_url)
     assert quick.alive() == []

@@ -10,9 +10,8 @@ from infra.errors import GuardRefused
 from infra.order import VolumeMount
 from infra.placement import Place
 from infra.plan import CreatePlan, judge_termination
-from jobs.offers import Offer
-from jobs.workers import JobRecord, WorkerRecord, WorkerState, write_worker
-from tests.infra.pods import NAME, NOW, make_order, make_pod
+from jobs.workers import WorkerState, write_worker
+from tests.infra.pods import NAME, NOW, make_order, make_pod, make_worker
 
 IDLE = Busyness(Work.IDLE, "ready")
 
@@ -86,20 +85,6 @@ def test_foreign_alone_does_not_end_a_busy_pod():
 
 
 # --- busy
-
-
-def make_worker(name, job=True, state=WorkerState.BUSY, **fields):
-    record = {
-        "id": f"{name}.1",
-        "host": "h",
-        "pid": 1,
-        "started_at": 0.0,
-        "beat_at": 0.0,
-        "beat_s": 10.0,
-        "fleet": "idle",
-    }
-    running = JobRecord(job_id="job1", attempt=1, queue="batch", phase="denoise", step=3, steps=50) if job else None
-    return WorkerRecord(name=name, state=state, job=running, offer=Offer(), **(record | fields))
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,11 @@ def test_a_pod_whose_lease_ends_soon_is_drained_and_replaced():
     assert kinds(decide([make_machine(1, Stage.BUSY, lease_s=1801.0)], make_work(1, running=1))) == []
 
 
+def test_a_pod_that_drains_and_is_not_heard_for_a_moment_may_still_render():
+    assert decide([make_machine(1, Stage.DRAINING, is_lost=True, silent_s=299.0)]) == []
+    assert kinds(decide([make_machine(1, Stage.DRAINING, is_lost=True, silent_s=300.0)])) == [End]
+
+
 # --- until done
 
 
