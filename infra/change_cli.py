@@ -134,6 +134,6 @@ def _show_plan(lines: list[str], *, yes: bool) -> None:
         typer.echo(line, err=yes)
 
 
-def end_unconfirmed(outcome: str, *, dry_run: bool) -> NoReturn:
-    note(f"{outcome}; --yes does it")
+def end_unconfirmed(outcome: str, *, dry_run: bool, how: str = "--yes") -> NoReturn:
+    note(f"{outcome}; {how} does it")
     raise typer.Exit(0 if dry_run else EXIT_NOT_CONFIRMED)

@@ -106,7 +106,7 @@ def up(
         with open_farm(settings, fleet) as farm:
             limits = _check_places(farm, limits, order, datacenter or [])
             if not yes:
-                _show_plan(farm.make_reconciler(limits, order, typer.echo), dry_run=dry_run)
+                _show_plan(farm.make_reconciler(limits, order, typer.echo), dry_run=dry_run, how="`up --yes`")
             with farm.lease.held():
                 _begin(farm, resume=resume, restore_ledger=restore_ledger)
                 last = _keep_up(farm, farm.make_reconciler(limits, order, _log), until_done=until_done)
@@ -127,14 +127,14 @@ def _check_places(farm: "Farm", limits: "Limits", order: "PodOrder", wanted: lis
     return replace(limits, data_centers=tuple(place for place in places if place is not None))
 
 
-def _show_plan(reconciler: "Reconciler", *, dry_run: bool) -> NoReturn:
+def _show_plan(reconciler: "Reconciler", *, dry_run: bool, how: str) -> NoReturn:
     """What one look gives reason for."""
     from infra.reconciler.planner import plan
 
     situation, _ = reconciler.look()
     for line in plan(situation).to_lines():
         typer.echo(line)
-    end_unconfirmed("nothing was changed", dry_run=dry_run)
+    end_unconfirmed("nothing was changed", dry_run=dry_run, how=how)
 
 
 def _begin(farm: "Farm", *, resume: bool, restore_ledger: bool) -> None:
@@ -218,7 +218,7 @@ def down(
         with open_farm(settings, check_fleet(fleet, settings)) as farm:
             reconciler = farm.make_reconciler(Limits.of_none(), None, _log, goes_down=True)
             if not yes:
-                _show_plan(reconciler, dry_run=dry_run)
+                _show_plan(reconciler, dry_run=dry_run, how="`down --yes`")
             farm.wish.make()
             _go_down(farm, reconciler, timeout)
 
