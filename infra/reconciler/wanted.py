@@ -56,8 +56,8 @@ def _within_limits(situation: Situation, wanted: Wanted, have: int) -> Wanted:
     returning = len(find_returning(situation))  # they are paid for by the hour already
     if situation.usd_per_hour <= 0 and count > have + returning:
         count, why = have + returning, f"{why}; the catalog has no price, so none is ordered"
-    if count > have + limits.step_up:
-        count, why = have + limits.step_up, f"{why}, {limits.step_up} at a time"
+    if count > have + (step := max(limits.step_up, returning)):
+        count, why = have + step, f"{why}, {step} at a time"
     if count > have + returning + (affordable := _count_affordable(situation)):
         count = have + returning + affordable
         why = f"{why}; {situation.committed_usd_per_hour:.2f} of {limits.usd_per_hour:.2f} USD per hour are taken"

@@ -109,6 +109,12 @@ def test_one_that_drains_comes_back_where_a_new_one_could_not_be_paid(fields, is
     assert count_wanted(make_situation([draining], make_work(1), **fields)).count == count
 
 
+def test_all_that_drain_may_come_back_at_a_time():
+    """They are there already: with only two of three back, one would be ended, and another ordered a minute later."""
+    draining = [make_machine(number, Stage.DRAINING, is_heard=True) for number in (1, 2, 3)]
+    assert count_wanted(make_situation(draining, make_work(9))).count == 3
+
+
 def test_of_those_that_drain_the_ones_come_back_whose_jobs_are_paid_for():
     """With an idle one in their place, the budget would be spent at the next look."""
     idle = make_machine(1, Stage.DRAINING, is_heard=True)
