@@ -3,7 +3,7 @@
 InfraError                     exit
 ├── GuardRefused       2  wrong usage, a guard or a check of ours: nothing was sent that could change anything
 │   └── LedgerUnusable    what we have ordered cannot be read or recorded
-├── LeaseHeld          2  another reconciler acts for the fleet: nothing was done
+├── LeaseHeld         75  another reconciler acts for the fleet: nothing was done
 ├── LeaseLost          1  another one does now, or nobody can tell: stop acting
 ├── LedgerLost         1  Redis no longer knows orders whose pods may bill: delete nothing
 ├── NoCapacity         4  no data center has, or gives, what was ordered
@@ -51,7 +51,7 @@ class LedgerUnusable(GuardRefused):
 class LeaseHeld(InfraError):
     """Another reconciler acts for this fleet; the text tells which, and for how long at least."""
 
-    exit_code = 2
+    exit_code = 75  # try again later: one that was killed holds its lease for two minutes more
 
 
 class LeaseLost(InfraError):

@@ -5,8 +5,6 @@ Without `--yes` they print what they would do at this moment, and change nothing
 
 import json
 import signal
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -15,7 +13,7 @@ import typer
 
 from infra.change_cli import DryRun, Yes, check_confirmation, end_unconfirmed
 from infra.desk import Count, Desk, Gpu, note, open_desk, plain_errors
-from infra.errors import GaveUpWaiting
+from infra.errors import GaveUpWaiting, GuardRefused, LeaseLost, LedgerLost
 from infra.ledger import ENDED
 from infra.order_flags import (
     EnvFile,
@@ -28,7 +26,7 @@ from infra.order_flags import (
     make_order,
 )
 from infra.plan import say_time
-from infra.settings import read_pod_settings
+from infra.settings import PodSettings, read_pod_settings
 from jobs.in_words import say_count
 from jobs.plain_text import plain
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from infra.farm import Farm
     from infra.order import PodOrder
     from infra.reconciler.decisions import Plan
+    from infra.reconciler.keep import Keeper, StopWish
     from infra.reconciler.limits import Limits
     from infra.reconciler.orphans import Sweep
     from infra.reconciler.reconciler import Reconciler
@@ -107,9 +106,10 @@ def up(
             limits = _check_places(farm, limits, order, datacenter or [])
             if not yes:
                 _show_plan(farm.make_reconciler(limits, order, typer.echo), dry_run=dry_run, how="`up --yes`")
+            stop = _heed_signals()
             with farm.lease.held():
                 _begin(farm, resume=resume, restore_ledger=restore_ledger)
-                last = _keep_up(farm, farm.make_reconciler(limits, order, _log), until_done=until_done)
+                last = _keep_up(farm, farm.make_reconciler(limits, order, _log), stop, until_done=until_done)
     if last is not None and last.jobs and last.is_spent:
         note(f"{say_count(last.jobs, 'job')} left: {last.why}; raise --budget-total to go on")
         raise typer.Exit(EXIT_JOBS_LEFT)
@@ -149,14 +149,24 @@ def _begin(farm: "Farm", *, resume: bool, restore_ledger: bool) -> None:
     farm.notebook.write(notes.with_memory(memory).with_spend(notes.spend.begin_campaign(farm.desk.clock.now())))
 
 
-def _keep_up(farm: "Farm", reconciler: "Reconciler", *, until_done: bool) -> "Plan | None":
+def _heed_signals() -> "StopWish":
+    """From now on they end what is kept, in good order."""
+    from infra.reconciler.keep import StopWish
+
+    stop = StopWish()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.make())
+    return stop
+
+
+def _keep_up(farm: "Farm", reconciler: "Reconciler", stop: "StopWish", *, until_done: bool) -> "Plan | None":
     """The last plan; None if a signal came first."""
 
     def is_done(plan: "Plan") -> bool:
         may_end = until_done and (plan.jobs == 0 or plan.is_spent)
         return plan.left == 0 and (may_end or plan.is_going_down)
 
-    last = _keep(farm, reconciler, is_done)
+    last = _make_keeper(farm, reconciler, stop).run(is_done=is_done)
     if last is None:
         _say_rest(farm)
     else:
@@ -164,15 +174,10 @@ def _keep_up(farm: "Farm", reconciler: "Reconciler", *, until_done: bool) -> "Pl
     return last
 
 
-def _keep(farm: "Farm", reconciler: "Reconciler", is_done: Callable[["Plan"], bool]) -> "Plan | None":
-    """The last plan; None if a signal came first."""
+def _make_keeper(farm: "Farm", reconciler: "Reconciler", stop: "StopWish") -> "Keeper":
     from infra.reconciler.keep import Keeper
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    keeper = Keeper(reconciler, farm.lease, farm.desk.clock, farm.desk.settings.look_s, stop, _log)
-    return keeper.run(is_done=is_done)
+    return Keeper(reconciler, farm.lease, farm.desk.clock, farm.desk.settings.look_s, stop, _log)
 
 
 def _say_rest(farm: "Farm") -> None:
@@ -232,7 +237,8 @@ def _go_down(farm: "Farm", reconciler: "Reconciler", timeout_s: float) -> None:
         farm.desk.clock.sleep(farm.desk.settings.look_s)
     with farm.lease.held():
         farm.ledger.open()
-        last = _keep(farm, reconciler, lambda plan: plan.left == 0 or farm.desk.clock.monotonic() >= end_s)
+        keeper = _make_keeper(farm, reconciler, _heed_signals())
+        last = keeper.run(is_done=lambda plan: plan.left == 0 or farm.desk.clock.monotonic() >= end_s)
         if last is None or last.left:
             raise GaveUpWaiting("pods are left, and bill: `h3render pods status` tells which; run `down` again")
         farm.wish.take_back()
@@ -271,21 +277,31 @@ def sweep(fleet: Fleet = "farm", yes: Yes = False, dry_run: DryRun = False) -> N
 
     For cron on another machine, with a key of its own.
     """
-    from infra.farm import check_fleet, open_farm
-    from infra.reconciler.limits import Limits
-    from infra.reconciler.orphans import Sweep, judge_strays
+    from infra.farm import check_fleet
+    from infra.reconciler.orphans import Sweep
 
     with plain_errors():
         check_confirmation(yes=yes, dry_run=dry_run)
         settings = read_pod_settings()
         check_fleet(fleet, settings)
-        if settings.redis_url is None:
-            with open_desk(settings) as desk:
-                _sweep(desk, Sweep(), yes=yes, dry_run=dry_run)
-            return
+        strays = _find_strays(settings, fleet) if settings.redis_url is not None else Sweep()
+        with open_desk(settings) as desk:
+            _sweep(desk, strays, yes=yes, dry_run=dry_run)
+
+
+def _find_strays(settings: PodSettings, fleet: str) -> "Sweep":
+    """None if the ledger cannot be asked: what is past its lease ends all the same."""
+    from infra.farm import open_farm
+    from infra.reconciler.limits import Limits
+    from infra.reconciler.orphans import Sweep, judge_strays
+
+    try:
         with open_farm(settings, fleet) as farm:
             situation, _ = farm.make_reconciler(Limits.of_none(), None, note).look()
-            _sweep(farm.desk, judge_strays(situation), yes=yes, dry_run=dry_run)
+            return judge_strays(situation)
+    except (GuardRefused, LeaseLost, LedgerLost) as exc:
+        note(f"which pods are in no order is not known: {exc}")
+        return Sweep()
 
 
 def _sweep(desk: "Desk", strays: "Sweep", *, yes: bool, dry_run: bool) -> None:

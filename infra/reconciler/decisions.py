@@ -109,7 +109,7 @@ class Plan:
 
     wanted: int
     have: int
-    left: int  # pods that are not gone, those that drain or end among them
+    left: int  # pods that are not gone and are ours to end, those that drain or end among them
     jobs: int  # that wait or run
     why: str
     is_spent: bool  # the campaign's budget

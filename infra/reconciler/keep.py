@@ -1,8 +1,9 @@
 """Reconciles until told to stop: one look after the other, by whoever holds the lease."""
 
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import structlog
 from redis.exceptions import RedisError
@@ -17,6 +18,23 @@ from jobs.errors import RedisUnavailable
 log = structlog.get_logger(__name__)
 
 
+class StopWish:
+    """That a signal made. An Event's lock would be the very one that a signal may find taken."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self._told: SimpleQueue[None] = SimpleQueue()  # whose `put` may interrupt anything
+
+    def make(self) -> None:
+        self.is_made = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is made, or the time is over."""
+        with suppress(Empty):
+            self._told.get(timeout=timeout_s)
+
+
 @dataclass(slots=True)
 class Keeper:
     """Looks every so many seconds. A look that fails is told, and the next one comes all the same."""
@@ -25,13 +43,13 @@ class Keeper:
     lease: ReconcilerLease
     clock: Clock
     every_s: float
-    stop: threading.Event
+    stop: StopWish
     tell: Callable[[str], None]
     _failure: str = ""
 
     def run(self, *, is_done: Callable[[Plan], bool]) -> Plan | None:
         """The last plan, once all is done; None if it was stopped. Raises LeaseHeld once another has taken over."""
-        while not self.stop.is_set():
+        while not self.stop.is_made:
             began_s = self.clock.monotonic()
             decided = self._look()
             if decided is not None and is_done(decided):

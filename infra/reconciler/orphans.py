@@ -52,6 +52,11 @@ def judge_strays(situation: Situation) -> Sweep:
     return Sweep(tuple(proven), tuple(alerts))
 
 
+def count_ending(situation: Situation) -> int:
+    """Strays that will end: the others stay, whoever goes down."""
+    return sum(_is_proven(pod, situation.born_at) for pod in situation.strays)
+
+
 def _is_proven(pod: Pod, born_at: datetime | None) -> bool:
     return born_at is not None and pod.created_at >= born_at
 

@@ -14,7 +14,7 @@ from infra.reconciler.decisions import Alert, Decision, Drain, End, GiveBack, Ho
 from infra.reconciler.health import Fault, find_fault, has_drained, is_overdue, is_stuck, nears_its_end
 from infra.reconciler.machine import SERVING, Machine, Stage
 from infra.reconciler.memory import Ending, Failure, Memory
-from infra.reconciler.orphans import judge_strays
+from infra.reconciler.orphans import count_ending, judge_strays
 from infra.reconciler.situation import Situation
 from infra.reconciler.wanted import (
     Wanted,
@@ -49,7 +49,7 @@ def plan(situation: Situation) -> Plan:
     return Plan(
         wanted=wanted.count,
         have=len(situation.counted),
-        left=len(situation.machines) + len(situation.strays),
+        left=len(situation.machines) + count_ending(situation),
         jobs=situation.work.jobs,
         why=wanted.why,
         is_spent=is_spent(situation),

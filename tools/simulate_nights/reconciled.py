@@ -1,6 +1,5 @@
 """One night with the reconciler, which a supervisor starts again whenever it has died."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
@@ -9,7 +8,7 @@ from infra.clock import Clock
 from infra.ledger import ENDED
 from infra.order import PodOrder, Workspace
 from infra.reconciler.decisions import Hold, Order, Plan, Undrain
-from infra.reconciler.keep import Keeper
+from infra.reconciler.keep import Keeper, StopWish
 from infra.reconciler.limits import Limits
 from infra.reconciler.orderer import Orderer
 from infra.reconciler.reconciler import Reconciler
@@ -117,22 +116,21 @@ class World:
         return is_counted and all(row.state in ENDED for row in self.ledger.rows.values())
 
 
-class _Rest(threading.Event):
+class _Rest(StopWish):
     """What the loop waits with between two looks."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
 
-    def wait(self, timeout: float | None = None) -> bool:
-        world, seconds = self._world, timeout or 0.0
+    def wait(self, timeout_s: float) -> None:
+        world, seconds = self._world, timeout_s
         if world.is_quiet:
             until_s = min(world.timeline.next_s, NIGHT_S)
             seconds = max(seconds, until_s - world.timeline.now_s)
         elif world.farm.waiting and not world.cloud.living:
             world.facts.starved_s += seconds
         world.timeline.advance(seconds)
-        return self.is_set()
 
 
 def run_reconciled(night: Night, tell: Tell = _pass) -> Facts:
@@ -142,7 +140,7 @@ def run_reconciled(night: Night, tell: Tell = _pass) -> Facts:
 
 def run_world(world: World, tell: Tell = _pass) -> Facts:
     stop = _Rest(world)
-    world.timeline.after(NIGHT_S + REST_S, stop.set)
+    world.timeline.after(NIGHT_S + REST_S, stop.make)
     while True:
         try:
             _start(world, stop, tell).run(is_done=lambda plan: _note_look(world, plan))
@@ -154,7 +152,7 @@ def run_world(world: World, tell: Tell = _pass) -> Facts:
             return _close(world)
 
 
-def _start(world: World, stop: threading.Event, tell: Tell) -> Keeper:
+def _start(world: World, stop: StopWish, tell: Tell) -> Keeper:
     """As `h3render pods up` does."""
 
     def say(line: str) -> None:

@@ -26,7 +26,7 @@ def test_of_two_one_has_it_and_the_other_is_told_who_and_how_long(make_lease):
     assert second.holder_told() == "host-a, pid 1, for another 60 s (fence 1)"
     with pytest.raises(LeaseHeld, match=r"fleet manual.*host-a, pid 1.*60 s") as caught:
         second.require()
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == 75
 
 
 def test_who_has_it_may_take_it_again_as_after_a_lost_answer(make_lease):
