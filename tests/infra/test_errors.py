@@ -20,7 +20,7 @@ def drawn_exit_codes():
     """Of each class in the drawing; one without a number of its own has its parent's."""
     codes, parents = {}, []
     for line in infra.errors.__doc__.splitlines():
-        if found := re.match(r"^([│├└─ ]*)([A-Z]\w+)(?: +(\d+)\b)?", line):
+        if found := re.match(r"^([│├└─ ]*)([A-Z]\w+)(?: +(\d{1,2})\b)?", line):
             depth, name, code = len(found[1]) // 4, found[2], found[3]
             parents = [*parents[:depth], name]
             if name in vars(infra.errors):
