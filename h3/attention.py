@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from h3.errors import ConfigError
+from h3.fp8 import RoundedQKV
 from h3.model import Attend, attend_all_heads
 
 
@@ -135,9 +136,14 @@ def _fa3(q: Tensor, k: Tensor, v: Tensor, **scales: Tensor) -> Tensor:
 def _fa3_fp8(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from h3.kernels.heads import round_heads  # here, for Triton comes with CUDA builds of torch alone
 
-    (q8, q_scale), (k8, k_scale), (v8, v_scale) = (round_heads(part) for part in (q, k, v))
-    scales = {"q_descale": q_scale[None], "k_descale": k_scale[None], "v_descale": v_scale[None]}
-    return _fa3(q8, k8, v8, **scales).to(q.dtype)
+    return _attend_rounded(RoundedQKV(*map(round_heads, (q, k, v)))).to(q.dtype)
+
+
+def _attend_rounded(qkv: RoundedQKV) -> Tensor:
+    """[T, H, D] bf16."""
+    q, k, v = qkv
+    scales = {"q_descale": q.scale[None], "k_descale": k.scale[None], "v_descale": v.scale[None]}
+    return _fa3(q.values, k.values, v.values, **scales)
 
 
 def _sage(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -164,8 +170,16 @@ class Attending:
     def __init__(self) -> None:
         self.backend = AttentionName.SDPA
 
-    def __call__(self, qkv: Tensor) -> Tensor:
+    @property
+    def reads_rounded(self) -> bool:
+        """Whether it may be given q, k and v in FP8 as well, which it would else round itself."""
+        return self.backend is AttentionName.FA3_FP8
+
+    def __call__(self, qkv: Tensor | RoundedQKV) -> Tensor:
         """[T, 3, H, D] to [T, H, D]."""
+        if isinstance(qkv, RoundedQKV):
+            assert self.reads_rounded
+            return _attend_rounded(qkv)
         return attend(self.backend)(qkv)
 
 

@@ -42,15 +42,39 @@ Rows = Tensor | RoundedRows
 """What a linear layer of a block may be given."""
 
 
+class RoundedHeads(NamedTuple):
+    """One of q, k and v as e4m3, times a scale of each head."""
+
+    values: Tensor  # [T, H, D] e4m3, contiguous
+    scale: Tensor  # [H] fp32
+
+    def widen(self) -> Tensor:
+        """fp32."""
+        return self.values.float() * self.scale[:, None]
+
+
+class RoundedQKV(NamedTuple):
+    """What attention in FP8 reads."""
+
+    q: RoundedHeads
+    k: RoundedHeads
+    v: RoundedHeads
+
+
 def round_rows(x: Tensor) -> RoundedRows:
     """Of [M, K], whose rows may lie apart. The twin of `h3.kernels.rounding.round_rows`, bit for bit."""
     return RoundedRows(*_round(x, x.abs().amax(dim=1, keepdim=True)))
 
 
-def round_heads(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, H, D] as e4m3 [T, H, D], contiguous, times a scale [H] fp32 of each head. Likewise a twin, bit for bit."""
-    values, scale = _round(x, x.abs().amax(dim=(0, 2), keepdim=True))
-    return values.contiguous(), scale.flatten()
+def round_heads(x: Tensor) -> RoundedHeads:
+    """Of [T, H, D], each head by the largest of all its tokens. Likewise a twin, bit for bit."""
+    return round_heads_by(x, x.abs().amax(dim=(0, 2)))
+
+
+def round_heads_by(x: Tensor, largest: Tensor) -> RoundedHeads:
+    """By what is known to be no less than a head's largest absolute value: [H], or one for all."""
+    values, scale = _round(x, largest.expand(x.shape[1])[:, None])
+    return RoundedHeads(values.contiguous(), scale.flatten())
 
 
 def _round(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:

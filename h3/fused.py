@@ -1,10 +1,12 @@
 """Blocks whose pointwise work is fused: applied to a denoiser from outside, before it is spread over ranks.
 
 A block of the eager model passes some thirty times over its rows between its products; this one five times. Where its
-layers multiply in FP8, these passes round to e4m3 what a layer reads. Products and attention stay as they are.
+layers multiply in FP8, these passes round to e4m3 what a layer reads, and what attention does if it is in FP8, too.
+Products and attention stay as they are.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Protocol
 
@@ -13,9 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from h3 import pointwise, rounding
+from h3.attention import Attending
 from h3.collectives import all_agree
 from h3.config import BLOCK_MODULATIONS, MODALITIES
-from h3.fp8 import FP8Linear, RoundedRows, Rows, round_rows
+from h3.fp8 import FP8Linear, RoundedHeads, RoundedQKV, RoundedRows, Rows, round_rows
 from h3.model import Attention, Block, Denoiser, Mlp, Rope
 from h3.native import is_right
 from h3.pointwise import Modulated, find_places
@@ -57,33 +60,54 @@ class Pointwise(Protocol):
 
 
 class Rounding(Pointwise, Protocol):
-    """What rounds rows, those of any layer too."""
+    """What rounds rows, those of any layer too, and heads."""
 
     def round_rows(self, x: Tensor) -> RoundedRows: ...
 
+    def norm_rotate_round(
+        self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, rope: Rope
+    ) -> RoundedQKV: ...
 
-def settle_pointwise(model: Denoiser, device: torch.device, group: dist.ProcessGroup) -> str:
+
+Prepare = Callable[[Tensor, Tensor, Tensor, float, Rope], Tensor | RoundedQKV]
+"""From the qkv product to what attention reads: `norm_rotate`, `norm_rotate_round`."""
+
+
+def settle_pointwise(
+    model: Denoiser, device: torch.device, group: dist.ProcessGroup, attending: Attending | None = None
+) -> str:
     """Fuse the blocks if the kernels run rightly on every rank's device. Collective; which of the two it is.
 
     After it is settled whether products are native: where they are, kernels round what layers read.
+    `attending` as for `fuse`.
     """
     if not all_agree(model.dtype == torch.bfloat16 and probe_kernels(device), group, device):
         return EAGER
     rounds = _is_native(model) and all_agree(probe_rounding(device), group, device)
-    fuse(model, _kernels(), _rounding_kernels() if rounds else None)
+    fuse(model, _kernels(), _rounding_kernels() if rounds else None, attending)
     return FUSED
 
 
-def fuse(model: Denoiser, compute: Pointwise = pointwise, rounds: Rounding | None = None) -> None:
+def fuse(
+    model: Denoiser,
+    compute: Pointwise = pointwise,
+    rounds: Rounding | None = None,
+    attending: Attending | None = None,
+) -> None:
     """Let the blocks compute their pointwise work so. The refiner, which runs once, stays as it is.
 
-    rounds  what blocks of FP8 layers compute with instead, and what such layers round by
+    rounds     what blocks of FP8 layers compute with instead, and what such layers round by
+    attending  what blocks attend with, to be given rounded heads by `rounds` when it reads such. None where heads are
+               exchanged before: a scale that is of all tokens is not known to a rank that has a part of them.
     """
     places = PlacesOfSpans()
     for block in model.blocks:
         assert isinstance(block, Block)
         how = rounds if rounds is not None and _takes_rounded_rows(block) else compute
-        block.attn._project = partial(_project, block.attn, how)  # type: ignore[method-assign]  # from outside
+        prepare: Prepare = how.norm_rotate
+        if how is rounds and attending is not None:
+            prepare = partial(_prepare, rounds, attending)
+        block.attn._project = partial(_project, block.attn, prepare)  # type: ignore[assignment,method-assign]
         block.mlp.forward = partial(_feed_forward, block.mlp, how)  # type: ignore[method-assign]
         block.forward = partial(_run_block, block, how, places)  # type: ignore[method-assign]
     if rounds is not None:
@@ -133,10 +157,24 @@ def _run_block(
     return compute.add_gated(x, block.mlp(normed), MLP_GATE, modulated)
 
 
-def _project(attention: Attention, compute: Pointwise, x: Rows, rope: Rope | None) -> Tensor:
+def _project(attention: Attention, prepare: Prepare, x: Rows, rope: Rope | None) -> Tensor | RoundedQKV:
     assert rope is not None, "blocks have positions"
     qkv = attention.qkv_proj(x).unflatten(-1, (3, attention.heads, attention.head_dim))
-    return compute.norm_rotate(qkv, attention.q_norm.weight, attention.k_norm.weight, _eps(attention.q_norm), rope)
+    return prepare(qkv, attention.q_norm.weight, attention.k_norm.weight, _eps(attention.q_norm), rope)
+
+
+def _prepare(
+    rounds: Rounding,
+    attending: Attending,
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    rope: Rope,
+) -> Tensor | RoundedQKV:
+    """As the backend of this render reads it."""
+    prepare = rounds.norm_rotate_round if attending.reads_rounded else rounds.norm_rotate
+    return prepare(qkv, q_weight, k_weight, eps, rope)
 
 
 def _feed_forward(mlp: Mlp, compute: Pointwise, x: Rows) -> Tensor:
@@ -179,7 +217,24 @@ def _rounding_error(device: torch.device) -> float:
     rows = torch.randn(37, 2 * 96 * 7, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     rows[5] = 0
     part = rows[:, : 96 * 7]  # as SwiGLU leaves it
-    return max(_distance(kernels.round_rows(part), round_rows(part)), _error(kernels, rounding, device))
+    return max(
+        _distance(kernels.round_rows(part), round_rows(part)),
+        _heads_error(kernels, device),
+        _error(kernels, rounding, device),
+    )
+
+
+def _heads_error(kernels: Rounding, device: torch.device) -> float:
+    generator = torch.Generator().manual_seed(0)
+    rows, heads, head_dim, half = 37, 7, 48, 16
+    qkv, q_weight, k_weight = (
+        torch.randn(*shape, generator=generator).to(device, torch.bfloat16)
+        for shape in ((rows, 3, heads, head_dim), (head_dim,), (head_dim,))
+    )
+    angles = torch.randn(rows, half, generator=generator).to(device)  # true ones: the scale counts on that
+    rope = Rope(angles.cos().bfloat16(), angles.sin().bfloat16())
+    found, right = (how.norm_rotate_round(qkv, q_weight, k_weight, 1e-5, rope) for how in (kernels, rounding))
+    return max(_distance(got, expected) for got, expected in zip(found, right, strict=True))
 
 
 def _error(kernels: Pointwise, twins: Pointwise, device: torch.device) -> float:
@@ -217,10 +272,10 @@ def _errors(kernels: Pointwise, twins: Pointwise, device: torch.device, generato
     return [_distance(got, right) for got, right in zip(compute(kernels), compute(twins), strict=True)]
 
 
-def _distance(got: Rows, right: Rows) -> float:
+def _distance(got: Rows | RoundedHeads, right: Rows | RoundedHeads) -> float:
     expected = _widen(right)
     return float((_widen(got) - expected).norm() / expected.norm())
 
 
-def _widen(rows: Rows) -> Tensor:
-    return rows.widen() if isinstance(rows, RoundedRows) else rows.float()
+def _widen(rows: Rows | RoundedHeads) -> Tensor:
+    return rows.float() if isinstance(rows, Tensor) else rows.widen()

@@ -63,13 +63,18 @@ def add_norm_modulate(
 
 def norm_rotate(qkv: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, rope: Rope) -> Tensor:
     """RMSNorm of each head of q and k, and its rotation, in place. [T, 3, H, D]"""
+    for part, weight in zip(qkv.unbind(1), (q_weight, k_weight), strict=False):
+        part.copy_(norm_rotate_fp32(part, weight, eps, rope))
+    return qkv
+
+
+def norm_rotate_fp32(heads: Tensor, weight: Tensor, eps: float, rope: Rope) -> Tensor:
+    """The same of q or k before it is rounded, in memory of its own. [T, H, D]"""
     half = rope.cos.shape[1]
     cos, sin = rope.cos.float()[:, None], rope.sin.float()[:, None]
-    for part, weight in zip(qkv.unbind(1), (q_weight, k_weight), strict=False):
-        normed = F.rms_norm(part.float(), part.shape[-1:], weight.float(), eps)
-        first, second, rest = normed.split([half, half, part.shape[-1] - 2 * half], dim=-1)
-        part.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1))
-    return qkv
+    normed = F.rms_norm(heads.float(), heads.shape[-1:], weight.float(), eps)
+    first, second, rest = normed.split([half, half, heads.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
 def swiglu(hidden: Tensor) -> Tensor:

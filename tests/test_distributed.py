@@ -6,6 +6,7 @@ tensor parallelism sums in another order. In bf16 that order moves roundings, wh
 """
 
 import copy
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from h3 import fused, pointwise, rounding
+from h3.attention import AttentionName
 from h3.checkpoint import Trim, keep_all
 from h3.collectives import gather_heads, gather_rows, reduce_rows, scatter_heads
 from h3.denoise import Denoising
 from h3.errors import PartitionError, RanksDisagree
-from h3.fp8 import FP8Linear, round_rows, use_fp8
+from h3.fp8 import FP8Linear, RoundedQKV, round_rows, use_fp8
 from h3.fused import EAGER, FUSED, fuse
 from h3.model import Attention, Denoiser, Mlp, Modulation, Velocity, attend_all_heads
 from h3.nvfp4 import NVFP4Linear
@@ -37,6 +39,7 @@ from h3.transport import measure_transport
 from h3.untrained import H3, Untrained
 from h3.weights import Recipe, put
 from tests.h3.ranks import device_of, running_ranks
+from tests.h3.test_rounding import draw_projected
 
 CPU = torch.device("cpu")
 MOST_RANKS = 8
@@ -201,6 +204,11 @@ class TestLayers:
     def test_rows_are_rounded_in_kernels_only_where_every_ranks_run(self, ranks):
         ranks(check_rounding, world_size=2)
 
+    @pytest.mark.parametrize("mode", Mode)
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_heads_are_rounded_before_attention_only_where_they_are_not_exchanged(self, ranks, mode, world_size):
+        ranks(check_rounded_heads, mode, world_size=world_size)
+
 
 def check_fused(group, mode):
     whole = copy.deepcopy(whole_model(CONFIG, Precision.FP32))
@@ -253,13 +261,32 @@ def check_rounding(group):
         for layer in layers:
             layer.is_native = True
         kernels = SimpleNamespace(**(vars(rounding) | {"round_rows": partial(round_rows)}))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused, "probe_kernels", lambda _: True)
-            patch.setattr(fused, "probe_rounding", lambda _, able=able: dist.get_rank(group) in able)
-            patch.setattr(fused, "_kernels", lambda: pointwise)
-            patch.setattr(fused, "_rounding_kernels", lambda kernels=kernels: kernels)
+        with running_kernels(kernels, runs=dist.get_rank(group) in able):
             assert fused.settle_pointwise(model, CPU, group) == FUSED
         assert {layer.round_rows for layer in layers} == {kernels.round_rows if able == {0, 1} else round_rows}
+
+
+def check_rounded_heads(group, mode):
+    """Which is decided once: what attends, as it stands, would take them."""
+    with running_kernels(rounding, runs=True) as patch:
+        patch.setattr(products, "probe_fp8", lambda _: True)
+        told = load_spread(Kept(CONFIG), "", mode, CPU, group, precision=Precision.FP8)
+    told.attention.attending.backend = AttentionName.FA3_FP8
+    projected = draw_projected(5, 3, 16, 4)
+    found = [block.attn._project.args[1](*projected) for block in told.model.blocks]
+    is_rounded = mode is Mode.TENSOR or dist.get_world_size(group) == 1
+    assert {type(qkv) for qkv in found} == {RoundedQKV if is_rounded else torch.Tensor}
+
+
+@contextmanager
+def running_kernels(kernels, runs):
+    """As on a GPU on which kernels, of which these round, run or are found not to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "probe_kernels", lambda _: True)
+        patch.setattr(fused, "probe_rounding", lambda _: runs)
+        patch.setattr(fused, "_kernels", lambda: pointwise)
+        patch.setattr(fused, "_rounding_kernels", lambda: kernels)
+        yield patch
 
 
 @torch.inference_mode()

@@ -10,15 +10,23 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from h3.fp8 import FP8, LARGEST, SMALLEST_SCALE, RoundedRows
+from h3.fp8 import FP8, RoundedRows
+from h3.kernels.heads import norm_rotate_round
 from h3.kernels.pointwise import VECTORS, add, add_gated, modulate, norm_rotate
+from h3.kernels.scale import find_scale
 from h3.pointwise import Modulated
 
-__all__ = ["add_gated", "add_norm_modulate", "norm_modulate", "norm_rotate", "round_rows", "swiglu"]
+__all__ = [
+    "add_gated",
+    "add_norm_modulate",
+    "norm_modulate",
+    "norm_rotate",
+    "norm_rotate_round",
+    "round_rows",
+    "swiglu",
+]
 
 _WIDE = 8192  # a row from here on has eight warps: with four, its values would not fit in their registers
-_PER_LARGEST = tl.constexpr(1 / LARGEST)
-_SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 def round_rows(x: Tensor) -> RoundedRows:
@@ -233,8 +241,3 @@ def _store_rounded(out, scales, row, columns: tl.constexpr, parts, values):  # t
     tl.store(base + parts[0], (values[0] * inverse).to(kind), mask=parts[0] < columns)
     tl.store(base + parts[1], (values[1] * inverse).to(kind), mask=parts[1] < columns)
     tl.store(base + parts[2], (values[2] * inverse).to(kind), mask=parts[2] < columns)
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def find_scale(largest):  # type: ignore[no-untyped-def]
-    return tl.maximum(largest * _PER_LARGEST, _SMALLEST_SCALE)

@@ -103,8 +103,9 @@ def load_spread(
     model = source.load(device, precision, waits, trim)
     settled = settle_precision(precision, model, device, group)
     # Both before layers are spread, which wraps them.
-    pointwise = settle_pointwise(model, device, group)
     shared = settle_attention(model, attention, device, group)
+    attending = None if mode.exchanges_heads(world_size) else shared.attending
+    pointwise = settle_pointwise(model, device, group, attending)
     spread(model, mode, group, head_groups)
     return SpreadDenoiser(model, digest, mode, world_size, precision, settled, pointwise, shared)
 

@@ -29,6 +29,10 @@ class Mode(StrEnum):
             case Mode.TENSOR:
                 return False
 
+    def exchanges_heads(self, world_size: int) -> bool:
+        """Whether a rank projects heads of its own tokens alone."""
+        return self.keeps_rows and world_size > 1
+
 
 def check_mode(mode: Mode, config: DenoiserConfig, precision: Precision, world_size: int) -> None:
     """Raises PartitionError if a rank would have nothing to do."""

@@ -15,6 +15,7 @@ from h3.attention import (
     MODULES,
     ROUNDED,
     TORCH,
+    Attending,
     AttentionName,
     attend,
     attend_in_parts,
@@ -38,7 +39,7 @@ from h3.attention_probe import (
 )
 from h3.collectives import share_from_first
 from h3.errors import ConfigError
-from h3.fp8 import round_heads
+from h3.fp8 import RoundedQKV, round_heads
 from h3.model import attend_all_heads
 from h3.parallel import attention as parallel_attention
 from h3.parallel.attention import BUCKET_TOKENS, SharedAttention, settle_attention
@@ -185,7 +186,7 @@ def test_sdpa_is_what_torch_makes_of_it():
 def test_rounding_q_k_and_v_head_by_head_is_off_by_less_than_the_probe_allows():
     for tokens in PROBE_TOKENS:
         qkv = HeadShape(PROBE_HEADS, 128, torch.bfloat16).draw(tokens, CPU)
-        rounded = [values.float() * scale[:, None] for values, scale in map(round_heads, qkv.unbind(1))]
+        rounded = [round_heads(part).widen() for part in qkv.unbind(1)]
         found = attend_in_fp32(*[torch.stack(rounded, 1)] * 2)
         assert TOLERANCE < relative_error(found, attend_in_fp32(qkv, qkv)) < 0.7 * LOOSE[FA3_FP8]
 
@@ -374,8 +375,12 @@ def test_fp8_attention_is_that_of_the_rounded_values(backend, tokens, record_pro
     """Its weights are rounded to three bits as well, which leaves 2e-2. Heads of unlike sizes let a scale show."""
     qkv = HeadShape(5, 128, torch.bfloat16).draw(tokens, GPU)
     qkv[:, 2] *= torch.tensor([1e-2, 1, 1e2, 3, 0.5], device=GPU, dtype=qkv.dtype)[:, None]
-    rounded = [values.float() * scale[:, None] for values, scale in map(round_heads, qkv.unbind(1))]
-    found, expected = attend(backend)(qkv), attend_in_fp32(*[torch.stack(rounded, 1)] * 2)
+    rounded = RoundedQKV(*map(round_heads, qkv.unbind(1)))
+    widened = torch.stack([part.widen() for part in rounded], 1)
+    found, expected = attend(backend)(qkv), attend_in_fp32(widened, widened)
+    attending = Attending()
+    attending.backend = backend
+    assert torch.equal(attending(rounded), found)
     errors = [relative_error(found[:, head], expected[:, head]) for head in range(5)]
     record_property("relative_l2", errors)
     assert max(errors) < 4e-2

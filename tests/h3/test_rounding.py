@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from h3 import fused, pointwise, rounding
-from h3.fp8 import FP8Linear, RoundedRows, probe_fp8, round_heads, round_rows, use_fp8
+from h3.attention import Attending, AttentionName
+from h3.fp8 import FP8Linear, RoundedQKV, RoundedRows, probe_fp8, round_heads, round_rows, use_fp8
 from h3.fused import fuse, probe_rounding
-from h3.pointwise import Modulated, find_places
+from h3.model import Rope, attend_all_heads
+from h3.pointwise import Modulated, find_places, norm_rotate_fp32
 from h3.precision import Precision
 from h3.sequence import Clock, Modality, Span
 from h3.untrained import Untrained
@@ -60,6 +62,42 @@ def test_each_head_is_rounded_by_the_largest_of_all_its_tokens():
         back = values.float() * scale[:, None]
         for head in (0, 1, 2, 4):
             assert distance(back[:, head], part[:, head].float()) < 0.04  # three bits of mantissa
+
+
+def draw_projected(rows, heads, head_dim, half, device=CPU):
+    """What `norm_rotate` is given: q, k and v, two weights, eps and angles. Heads are of unlike sizes."""
+    sizes = torch.tensor([1e-3, 1.0, 1e3])[torch.arange(heads) % 3, None]
+    qkv = (draw(rows, 3, heads, head_dim) * sizes).to(device, bf16)
+    weights = (draw(head_dim, seed=seed).exp().to(device, bf16) for seed in (1, 2))
+    return qkv, *weights, 1e-5, rotate_by(draw(rows, half).to(device) * 10)
+
+
+def rotate_by(angles):
+    return Rope(angles.cos().to(bf16), angles.sin().to(bf16))
+
+
+class TestHeadsThatAreRotated:
+    def test_are_as_near_as_if_each_were_rounded_by_its_largest(self):
+        """The scale is of the weights alone; these are unlike, so that it is far above most of what it is for."""
+        qkv, *how = projected = draw_projected(200, 4, 128, 48)
+        kept = qkv.clone()
+        found = rounding.norm_rotate_round(*projected)
+        for part, heads, weight in zip(found, qkv.unbind(1), how[:2], strict=False):
+            exact = norm_rotate_fp32(heads, weight, *how[2:])
+            assert distance(part.widen(), exact) < 1.02 * distance(round_heads(exact).widen(), exact)
+        assert all(torch.equal(got, right) for got, right in zip(found.v, round_heads(qkv[:, 2]), strict=True))
+        assert torch.equal(qkv, kept)
+
+    def test_are_nowhere_above_their_scale(self):
+        """Though all that a head has may be in one pair, and angles in bf16 lengthen it."""
+        qkv = torch.zeros(64, 3, 2, 16, dtype=bf16)
+        qkv[:, :, 0, 3] = qkv[:, :, 1, 3] = qkv[:, :, 1, 7] = 1e4
+        weight, rope = torch.linspace(0.5, 2, 16).to(bf16), rotate_by(draw(64, 4) * 10)
+        weight[3] = weight[7] = -5
+        q, k, _ = rounding.norm_rotate_round(qkv, weight, weight.neg(), 1e-5, rope)
+        for part in (q, k):
+            assert 440 <= float(part.values.float().abs().max()) <= 448
+            assert torch.equal(part.scale, torch.full((2,), 5 * 4 / 448))
 
 
 class TestTwins:
@@ -130,6 +168,57 @@ class TestBlocks:
         plain = velocity(model)
         fuse(model, rounds=rounding)
         assert torch.equal(velocity(model), plain)
+
+
+class Emulated(Attending):
+    """FP8 attention where its kernel does not run, and what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def __call__(self, qkv):
+        self.given.append(type(qkv))
+        if self.reads_rounded:
+            rounded = qkv if isinstance(qkv, RoundedQKV) else map(round_heads, qkv.unbind(1))
+            return attend_all_heads(torch.stack([part.widen() for part in rounded], 1)).to(bf16)
+        return attend_all_heads(qkv)
+
+
+class TestAttention:
+    @pytest.fixture
+    def attending(self):
+        return Emulated()
+
+    @pytest.fixture
+    def model(self, attending):
+        model = Untrained(MEDIUM).load(CPU, Precision.FP8)
+        for block in model.blocks:
+            block.attn.attend = attending
+        return model
+
+    def test_in_fp8_is_given_rounded_heads_and_is_as_near_to_the_truth(self, model, attending, truth):
+        attending.backend = AttentionName.FA3_FP8
+        fuse(model, rounds=rounding)
+        before = distance(velocity(model), truth)
+        fuse(model, rounds=rounding, attending=attending)
+        assert 0 < distance(velocity(model), truth) < NEAR * before
+        assert attending.given == [torch.Tensor] * MEDIUM.num_layers + [RoundedQKV] * MEDIUM.num_layers
+
+    def test_of_another_backend_is_given_the_same_as_ever(self, model, attending):
+        fuse(model, rounds=rounding)
+        plain = velocity(model)
+        fuse(model, rounds=rounding, attending=attending)
+        assert torch.equal(velocity(model), plain)
+        assert set(attending.given) == {torch.Tensor}
+
+    def test_is_given_plain_heads_by_blocks_whose_layers_are_not_in_fp8(self, model, attending):
+        attending.backend = AttentionName.FA3_FP8
+        for block in model.blocks:
+            block.mlp.fc1 = plain_layer(block.mlp.fc1)
+        fuse(model, rounds=rounding, attending=attending)
+        velocity(model)
+        assert set(attending.given) == {torch.Tensor}
 
 
 class Counting:
@@ -233,6 +322,24 @@ def test_heads_are_rounded_bit_for_bit_as_by_torch_and_alike_in_every_run(device
             values, scale = round_on_gpu(part)
             assert torch.equal(values.view(torch.uint8), right[0].view(torch.uint8))
             assert torch.equal(scale, right[1])
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("rows", "heads", "head_dim", "half"), [(37, 7, 48, 16), (1000, 56, 128, 48), (3, 1, 16, 8), (1, 33, 64, 24)]
+)
+def test_rotated_heads_are_rounded_as_their_twins_and_alike_in_every_run(device, rows, heads, head_dim, half):
+    """Up to the last bit of fp32, but the scales are the same."""
+    projected = draw_projected(rows, heads, head_dim, half, device)
+    kept = projected[0].clone()
+    kernels = fused._rounding_kernels()
+    found, again, right = (how.norm_rotate_round(*projected) for how in (kernels, kernels, rounding))
+    assert torch.equal(projected[0], kept)
+    for got, same, expected in zip(found, again, right, strict=True):
+        assert torch.equal(got.scale, expected.scale)
+        assert float((got.values.float() != expected.values.float()).float().mean()) < 1e-3
+        assert distance(got.widen().double(), expected.widen().double()) < 1e-2
+        assert torch.equal(got.values.view(torch.uint8), same.values.view(torch.uint8))
 
 
 @gpu
