@@ -41,7 +41,7 @@ def _draw_points(axes: Axes, nights: Sequence[NightFigures]) -> None:
         spot = figures.usd.mean, figures.wait_s.p95 / 60
         axes.scatter(*spot, s=90, color=color, edgecolors="white", zorder=3, label=fleet)
     axes.set(title="all jobs (small: each night with the reconciler)", xlabel="USD a night", ylabel="p95 wait, minutes")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper right")
     _tidy(axes)
 
 

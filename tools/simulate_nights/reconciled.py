@@ -26,6 +26,7 @@ from tools.simulate_nights.timeline import HOUR_S, Timeline
 PREFIX, FLEET = "h3render", "farm"
 LOOK_S = 15.0
 END_S = 120.0  # of a pod, that the reconciler reckons with
+TOLD = ("USD are spent", "USD per hour are taken", "no price")  # why more are wanted than ordered
 ORDER = PodOrder(
     prefix=PREFIX,
     fleet=FLEET,
@@ -198,7 +199,8 @@ def _note_look(world: World, plan: Plan) -> bool:
 def _find_reason(plan: Plan) -> str:
     """Why it orders no more, if something keeps it from that."""
     holds = [one.why for one in plan.decisions if isinstance(one, Hold)]
-    is_told = any(words in plan.why for words in ("USD are spent", "USD per hour are taken", "no price"))
+    # A look that begins before the night's end may hear the wish that comes with it.
+    is_told = plan.is_going_down or any(words in plan.why for words in TOLD)
     return "; ".join([*holds, *([plan.why] if is_told else [])])
 
 
