@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from infra.answers import NetworkVolume, Pod
 from infra.busy import Busyness
@@ -15,7 +15,7 @@ from infra.order import PodBody, PodOrder, VolumeMount, Workspace
 from infra.placement import Place, check_count, choose_data_center, choose_places, find_gpu, price_machine
 from infra.pod_names import is_ours
 from infra.runpod import RunPod
-from jobs.in_words import say_duration
+from jobs.in_words import say_duration, say_time
 from jobs.plain_text import plain
 
 PLACEHOLDER = "TOKEN"  # in a plan's body: each try has a token of its own
@@ -148,10 +148,6 @@ def judge_termination(
 
 
 # --- in words
-
-
-def say_time(when: datetime) -> str:
-    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def say_storage(storage: Workspace | VolumeMount) -> str:

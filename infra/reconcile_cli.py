@@ -25,9 +25,8 @@ from infra.order_flags import (
     choose_storage,
     make_order,
 )
-from infra.plan import say_time
 from infra.settings import PodSettings, read_pod_settings
-from jobs.in_words import say_count
+from jobs.in_words import say_count, say_time
 from jobs.plain_text import plain
 
 if TYPE_CHECKING:

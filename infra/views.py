@@ -6,9 +6,8 @@ from datetime import datetime
 from infra.answers import DataCenter, GpuType, LogLine, Pod, PodBilling
 from infra.ledger import OPEN, Row
 from infra.order import MIN_CUDA, Cloud
-from infra.plan import say_time
 from infra.pod_names import is_ours
-from jobs.in_words import say_duration
+from jobs.in_words import say_duration, say_time
 from jobs.plain_text import plain
 
 # --- catalog

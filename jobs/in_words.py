@@ -1,4 +1,6 @@
-"""Amounts as a person reads them."""
+"""Amounts and times as a person reads them."""
+
+from datetime import UTC, datetime
 
 
 def say_duration(seconds: float) -> str:
@@ -13,3 +15,8 @@ def say_duration(seconds: float) -> str:
 
 def say_count(count: int, name: str) -> str:
     return f"{count:,} {name}" + ("" if count == 1 else "s")
+
+
+def say_time(when: datetime) -> str:
+    """To the second: 2026-11-30 22:05:00 UTC."""
+    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
