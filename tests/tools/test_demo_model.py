@@ -48,6 +48,13 @@ def test_a_shape_stays_in_the_picture():
         assert (centre + reach <= torch.tensor([geometry.width, geometry.height])).all()
 
 
+def test_seen_close_a_shape_is_as_large_as_in_the_whole_picture():
+    scenes = split_scenes()[0][::2000]
+    far, close = sample_clips(scenes, Geometry(256, 160, 39), seed=1), sample_clips(scenes, SMALL, seed=1, close=True)
+    assert torch.equal(far.radius, close.radius)
+    assert ((draw(close, range(10, 11)) - close.ground[:, :, None, None, None]).abs().amax((1, 2, 3, 4)) > 0.3).all()
+
+
 def test_each_word_is_a_token_and_tells_itself_from_others(tmp_path):
     write_text_encoder(tmp_path / "text", write_tokenizer(tmp_path / "words"), seed=0)
     text = load_text_encoder(tmp_path / "text", tmp_path / "words", CPU)
