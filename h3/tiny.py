@@ -69,8 +69,8 @@ def write_tiny(root: Path, seed: int) -> ModelFolder:
         torch.manual_seed(seed)
         save_denoiser(Denoiser(DENOISER), folder.transformer, Target.OFFICIAL, shard_bytes=SHARD_BYTES)
         write_text_encoder(folder.text_encoder)
-        _write_video_vae(_randomised(_video_vae()), folder.video_vae)
-        _write_audio_vae(_randomised(_audio_vae()), folder.audio_vae)
+        write_video_vae(_randomised(_video_vae()), folder.video_vae)
+        write_audio_vae(_randomised(_audio_vae()), folder.audio_vae)
     write_tokenizer(folder.tokenizer)
     return folder
 
@@ -145,7 +145,8 @@ def _video_vae() -> AutoencoderKLMiniMaxH3:
     )
 
 
-def _write_video_vae(vae: AutoencoderKLMiniMaxH3, folder: Path) -> None:
+def write_video_vae(vae: AutoencoderKLMiniMaxH3, folder: Path) -> None:
+    """In the official layout."""
     sizes = vae.config
     wrapper = {
         "source_path": "source",
@@ -196,7 +197,8 @@ def _audio_vae() -> AutoencoderKLMiniMaxH3Audio:
     )
 
 
-def _write_audio_vae(vae: AutoencoderKLMiniMaxH3Audio, folder: Path) -> None:
+def write_audio_vae(vae: AutoencoderKLMiniMaxH3Audio, folder: Path) -> None:
+    """In the official layout."""
     sizes = vae.config
     config = {
         "sample_rate": sizes.sampling_rate,

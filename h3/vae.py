@@ -29,6 +29,7 @@ from h3.weights import Recipe, fill
 
 VIDEO_ENCODER = ("encoder", "quant_conv")
 VIDEO_DECODER = ("post_quant_conv", "decoder")
+AUDIO_ENCODER = ("encoder", "pre_block", "mean_proj", "logs_proj")
 AUDIO_DECODER = ("dec_in_proj", "decoder")
 WINDOW_FRAMES = CLIP_FRAMES + TAIL_FRAMES
 _WINDOW_LATENTS = CLIP_LATENTS + 2
@@ -203,12 +204,19 @@ def load_video_vae(
 
 def load_audio_decoder(folder: Path, device: torch.device) -> AudioDecoder:
     """Load what decodes of a folder `audio_vae`. Raises CheckpointError naming file and field or tensor."""
+    return AudioDecoder(load_audio_vae(folder, device, AUDIO_DECODER))
+
+
+def load_audio_vae(
+    folder: Path, device: torch.device, parts: tuple[str, ...] = AUDIO_ENCODER + AUDIO_DECODER
+) -> AutoencoderKLMiniMaxH3Audio:
+    """The class with these parts alone, fp32."""
     files = read_audio_vae(folder)
     stored = files.check()
     with init_empty_weights(include_buffers=False), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the class uses torch's old weight norm
         vae = AutoencoderKLMiniMaxH3Audio(**files.config.model_dump())
-    return AudioDecoder(_fill(vae, files.recipes, stored, device, AUDIO_DECODER))
+    return _fill(vae, files.recipes, stored, device, parts)
 
 
 def _fill(

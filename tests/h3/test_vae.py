@@ -19,6 +19,7 @@ from h3.sequence import Geometry
 from h3.vae import (
     cross_fade,
     load_audio_decoder,
+    load_audio_vae,
     load_video_decoder,
     load_video_encoder,
     load_video_vae,
@@ -234,6 +235,12 @@ def test_who_decodes_holds_no_encoder_and_the_other_way_round(tiny):
     assert {name for name, _ in encoder.module.named_children()} == {"encoder", "quant_conv"}
     audio = load_audio_decoder(tiny.audio_vae, CPU)
     assert {name for name, _ in audio.module.named_children()} == {"dec_in_proj", "decoder"}
+
+
+def test_the_whole_audio_class_encodes_as_the_class_does(tiny, sound):
+    wave = torch.randn(1, 1, 1600)
+    encoded = load_audio_vae(tiny.audio_vae, CPU).encode(wave).latent_dist
+    assert torch.equal(encoded.mean, sound.encode(wave).latent_dist.mean)
 
 
 def test_shapes_are_those_of_the_classes_at_the_published_sizes():
