@@ -58,9 +58,11 @@ def create(
 
     with plain_errors():
         check_confirmation(yes=yes, dry_run=dry_run)
-        settings = read_pod_settings(gpu=gpu, image=image, max_usd_per_hour=max_usd_per_hour, max_hours=max_hours)
+        settings = read_pod_settings(
+            gpu=gpu, image=image, env_file=env_file, max_usd_per_hour=max_usd_per_hour, max_hours=max_hours
+        )
         storage = choose_storage(network_volume, volume_mount_path, workspace_gb)
-        order = make_order(settings, settings.fleet, count, name, storage, ssh_public_key, env_file)
+        order = make_order(settings, settings.fleet, count, name, storage, ssh_public_key)
         with open_desk(settings) as desk:
             plan = read_create_plan(
                 desk.api,

@@ -94,7 +94,9 @@ def check_serves(order: "PodOrder") -> None:
         )
     for name in ("REDIS_URL", "H3_STORE_URL"):
         if name not in order.env:
-            raise GuardRefused(f"--env-file: {name} is missing, and a pod's worker would not start without it")
+            raise GuardRefused(
+                f"--env-file (or H3_PODS_ENV_FILE): {name} is missing, and a pod's worker would not start without it"
+            )
 
 
 def keep_idle(order: "PodOrder", max_hours: float) -> "PodOrder":

@@ -17,7 +17,10 @@ PublicKeyFile = Annotated[
 ]
 Image = Annotated[str | None, typer.Option(help="(env: H3_PODS_IMAGE; else RunPod's, CUDA 13.0, Torch 2.9.1)")]
 WorkspaceGb = Annotated[int, typer.Option(min=10, help="At /workspace, where there is no volume.")]
-EnvFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Lines NAME=VALUE for the pod; mode 600.")]
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Lines NAME=VALUE for the pod; mode 600 (env: H3_PODS_ENV_FILE)"),
+]
 
 
 def choose_storage(volume: str | None, path: str | None, workspace_gb: int) -> Workspace | VolumeMount:
@@ -43,14 +46,13 @@ def make_order(
     name: str,
     storage: Workspace | VolumeMount,
     public_key_file: Path | None,
-    env_file: Path | None,
 ) -> PodOrder:
     """All that can be checked before anything is asked. Raises GuardRefused, KeyUnusable."""
     from infra.given_files import read_env_file, read_public_key
 
     slot = check_slot(name)
     public_key = read_public_key(public_key_file) if public_key_file is not None else None
-    env = read_env_file(env_file) if env_file is not None else {}
+    env = read_env_file(settings.env_file) if settings.env_file is not None else {}
     check_env(env, settings.key.get_secret_value())
     return PodOrder(
         prefix=settings.prefix,

@@ -83,9 +83,9 @@ def up(
     dry_run = dry_run or context.info_name == "plan"
     with plain_errors():
         check_confirmation(yes=yes, dry_run=dry_run)
-        settings = read_pod_settings(gpu=gpu, image=image, max_hours=max_hours)
+        settings = read_pod_settings(gpu=gpu, image=image, env_file=env_file, max_hours=max_hours)
         storage = choose_storage(network_volume, volume_mount_path, workspace_gb)
-        order = make_order(settings, check_fleet(fleet, settings), count, "pod", storage, ssh_public_key, env_file)
+        order = make_order(settings, check_fleet(fleet, settings), count, "pod", storage, ssh_public_key)
         check_serves(order)
         order = keep_idle(order, settings.max_hours) if least else order
         limits = Limits(

@@ -82,6 +82,7 @@ class PodSettings(BaseSettings):
     fleet: NamePart = "manual"  # next in the name: whose pod it is among ours
     gpu: str = SERVER_EDITION  # id, as the catalog has it
     image: str = IMAGE
+    env_file: Path | None = None  # variables for the pod, as --env-file
     look_s: Annotated[float, Field(gt=0, le=60)] = 15.0  # between two looks of a reconciler
     raise_every_s: Seconds = RAISE_EVERY_S  # between two of its looks that order pods
     surplus_s: Seconds = SURPLUS_S  # for which there are too many pods before one goes
