@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.torch_version import TorchVersion
 
 from h3.checkpoint import DenoiserFiles, load_denoiser, skeleton
 from h3.denoise import Denoising
@@ -197,6 +198,8 @@ def measure_step(model, layout):
 )
 def test_a_step_takes_no_more_than_predicted_and_not_much_less(mode, precision, world_size):
     """At the true width, by count. Two blocks, so that what one leaves behind shows in the other's peak."""
+    if world_size > 1 and torch.__version__ < TorchVersion("2.10"):
+        pytest.skip("torch 2.9 cannot exchange tensors without memory, by which this is counted")
     config = with_curve(H3).model_copy(update={"num_layers": 2})
     layout = Layout(Geometry(1344, 768, 243), text_tokens=300)
     with fake_ranks(world_size) as group:
