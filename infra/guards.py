@@ -75,11 +75,18 @@ def check_cap(usd_per_hour: float, committed: float, cap: float) -> None:
 
 def find_overcharge(pod: Pod, estimate: float, committed: float, cap: float) -> list[str]:
     """Why its cost will not do; nothing if it will."""
-    if pod.cost > round(estimate * TOLERANCE, MICRO_USD):
-        return [f"it costs {pod.cost:.2f} USD per hour, by the catalog {estimate:.2f}"]
+    if excess := find_excess(pod, estimate):
+        return excess
     if round(committed + pod.cost, MICRO_USD) > cap:
         return [f"with it our pods cost {committed + pod.cost:.2f} USD per hour, the cap is {cap:.2f}"]
     return []
+
+
+def find_excess(pod: Pod, estimate: float) -> list[str]:
+    """That it costs more than the catalog has it for, if it does."""
+    if pod.cost <= round(estimate * TOLERANCE, MICRO_USD):
+        return []
+    return [f"it costs {pod.cost:.2f} USD per hour, by the catalog {estimate:.2f}"]
 
 
 def find_differences(body: PodBody, pod: Pod) -> list[str]:

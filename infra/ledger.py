@@ -76,6 +76,11 @@ class Row(BaseModel):
         return self.model_copy(update=changes)
 
     @property
+    def has_ended(self) -> bool:
+        """There is certainly no pod, or none any more."""
+        return self.state in ENDED
+
+    @property
     def has_pod(self) -> bool:
         """Whether there was one, and its end is not confirmed."""
         return self.state in (*WITH_POD, RowState.TERMINATING)

@@ -14,7 +14,6 @@ import typer
 from infra.change_cli import DryRun, Yes, check_confirmation, end_unconfirmed
 from infra.desk import Count, Desk, Gpu, note, open_desk, plain_errors
 from infra.errors import GaveUpWaiting, GuardRefused, LeaseLost, LedgerLost
-from infra.ledger import ENDED
 from infra.order_flags import (
     EnvFile,
     Image,
@@ -180,7 +179,7 @@ def _make_keeper(farm: "Farm", reconciler: "Reconciler", stop: "StopWish") -> "K
 
 
 def _say_rest(farm: "Farm") -> None:
-    rows = [row for row in farm.ledger.read() if row.state not in ENDED]
+    rows = [row for row in farm.ledger.read() if not row.has_ended]
     usd_per_hour = sum(row.usd_per_hour for row in rows)
     note(
         f"stopped; {say_count(len(rows), 'pod')} may go on, for {usd_per_hour:.2f} USD per hour, until they have been "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from infra.answers import Pod
-from infra.guards import TOLERANCE
+from infra.guards import find_excess
 from infra.ledger import Row
 from infra.reconciler.machine import Machine, Stage
 from infra.reconciler.situation import Situation
@@ -53,9 +53,7 @@ def _find_difference(pod: Pod, row: Row) -> str:
     gpu, count = (pod.gpu.id, pod.gpu.count) if pod.gpu is not None else ("no GPU", 0)
     if (gpu, count) != (row.gpu, row.count):
         return f"it has {count} x {gpu}, ordered were {row.count} x {row.gpu}"
-    if pod.cost > row.usd_per_hour * TOLERANCE:
-        return f"it costs {pod.cost:.2f} USD per hour, by the catalog {row.usd_per_hour:.2f}"
-    return ""
+    return "; ".join(find_excess(pod, row.usd_per_hour))
 
 
 def _has_left(machine: Machine) -> bool:
@@ -97,10 +95,15 @@ def has_drained(machine: Machine) -> bool:
 
 def is_overdue(machine: Machine, situation: Situation) -> bool:
     """Its job has had its time, or its lease is about to end."""
-    drained_s = (situation.now - machine.row.at).total_seconds()
-    return drained_s >= drain_s(situation) or machine.lease_left_s(situation.now) <= GIVE_BACK_S
+    has_had_its_time = _drained_s(machine, situation) >= drain_s(situation)
+    return has_had_its_time or machine.lease_left_s(situation.now) <= GIVE_BACK_S
 
 
 def is_stuck(machine: Machine, situation: Situation) -> bool:
     """It was told to hand its job back, and has not."""
-    return (situation.now - machine.row.at).total_seconds() >= drain_s(situation) + GIVE_BACK_S
+    return _drained_s(machine, situation) >= drain_s(situation) + GIVE_BACK_S
+
+
+def _drained_s(machine: Machine, situation: Situation) -> float:
+    """Since it was told to take no job any more."""
+    return (situation.now - machine.row.at).total_seconds()

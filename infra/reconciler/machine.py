@@ -6,11 +6,10 @@ from datetime import datetime
 from enum import StrEnum
 
 from infra.answers import ON_THE_WAY, Pod
+from infra.guards import find_cost
 from infra.ledger import Row, RowState
 from infra.pod_report import BootState, PodReport
 from jobs.workers import WorkerRecord, WorkerState
-
-LIVE_ROWS = (RowState.INTENT, RowState.UNKNOWN, RowState.CREATED, RowState.DRAINING, RowState.TERMINATING)
 
 
 class Stage(StrEnum):
@@ -29,12 +28,8 @@ class Stage(StrEnum):
     DRAINING = "draining"  # it takes no job any more, by our word
     ENDING = "ending"  # its end was asked for
 
-    @property
-    def counts(self) -> bool:
-        """Whether it is one of those that there are to be."""
-        return self in COUNTED
 
-
+# Those that there are to be.
 COUNTED = (Stage.ORDERED, Stage.STARTING, Stage.READY, Stage.BUSY, Stage.PAUSED, Stage.SILENT, Stage.STRANGE)
 SERVING = (Stage.READY, Stage.BUSY)
 
@@ -61,9 +56,13 @@ class Machine:
     @property
     def usd_per_hour(self) -> float:
         """What it costs, or may: by its price until RunPod tells."""
-        if self.pod is None:
-            return self.row.usd_per_hour
-        return self.pod.cost if self.pod.status not in ON_THE_WAY else max(self.pod.cost, self.row.usd_per_hour)
+        price = self.row.usd_per_hour
+        return find_cost(self.pod, price) if self.pod is not None else price
+
+    @property
+    def pod_id(self) -> str | None:
+        """None: there is no pod yet, as far as is known."""
+        return self.pod.id if self.pod is not None else self.row.pod_id
 
     def lease_left_s(self, now: datetime) -> float:
         until = self.row.lease_until
@@ -91,7 +90,7 @@ def join_machines(
     return tuple(
         _join(row, by_name.get(row.name), latest.get(row.name), reports.get(row.name), now, server_now_s)
         for row in rows
-        if row.state in LIVE_ROWS
+        if not row.has_ended
     )
 
 

@@ -72,9 +72,16 @@ class Memory(Kept):
             return else_s
         return sorted(self.boots_s)[min(len(self.boots_s) - 1, int(BOOT_SHARE * len(self.boots_s)))]
 
+    def avoided_at(self, now: datetime) -> dict[str, Avoided]:
+        """The data centers that are not tried yet."""
+        return {place: avoided for place, avoided in self.avoided.items() if avoided.until > now}
+
     def may_try(self, data_center: str, now: datetime) -> bool:
-        avoided = self.avoided.get(data_center)
-        return avoided is None or avoided.until <= now
+        return data_center not in self.avoided_at(now)
+
+    def pause_left_s(self, now: datetime) -> float:
+        """0 once it is over, or if there is none."""
+        return max(0.0, (self.paused_until - now).total_seconds()) if self.paused_until is not None else 0.0
 
     # --- what has happened
 

@@ -92,7 +92,7 @@ def _learn(situation: Situation) -> Situation:
 
 def _note_fault(memory: Memory, machine: Machine, situation: Situation) -> Memory:
     fault = find_fault(machine, situation)
-    if fault is None or _pod_id(machine) is None:
+    if fault is None or machine.pod_id is None:
         return memory
     if fault.is_failure:
         failure = Failure(at=situation.now, name=machine.name, data_center=machine.row.data_center, why=fault.why)
@@ -112,11 +112,10 @@ def _watch_surplus(situation: Situation, wanted: Wanted) -> Situation:
 
 def _end_faulty(situation: Situation) -> Iterator[End]:
     for machine in situation.machines:
-        if (pod_id := _pod_id(machine)) is None:
+        if machine.pod_id is None:
             continue  # nothing to end yet
         if (fault := _find_reason(machine, situation)) is not None:
-            is_busy = machine.job is not None
-            yield End(pod_id, machine.name, fault.why, is_busy=is_busy, is_failure=fault.is_failure)
+            yield _end(machine, fault.why, is_failure=fault.is_failure)
 
 
 def _find_reason(machine: Machine, situation: Situation) -> Fault | None:
@@ -133,8 +132,9 @@ def _find_reason(machine: Machine, situation: Situation) -> Fault | None:
     return Fault(why, is_failure=False) if why else None
 
 
-def _pod_id(machine: Machine) -> str | None:
-    return machine.pod.id if machine.pod is not None else machine.row.pod_id
+def _end(machine: Machine, why: str, *, is_failure: bool = False) -> End:
+    assert machine.pod_id is not None, "what ends, or drains, has a pod"
+    return End(machine.pod_id, machine.name, why, is_busy=machine.job is not None, is_failure=is_failure)
 
 
 def _sweep(situation: Situation) -> Iterator[End | Alert]:
@@ -182,12 +182,6 @@ def _go_on(situation: Situation, changes: Sequence[Decision]) -> Iterator[Decisi
             yield Drain(machine, machine.row.cause)  # it has not heard yet
 
 
-def _end(machine: Machine, why: str) -> End:
-    pod_id = _pod_id(machine)
-    assert pod_id is not None, "what drains has a pod"
-    return End(pod_id, machine.name, why, is_busy=machine.job is not None)
-
-
 # --- how many
 
 
@@ -219,8 +213,8 @@ def _find_obstacle(situation: Situation) -> str:
     memory, now = situation.memory, situation.now
     if memory.stopped:
         return f"{memory.stopped}; `h3render pods up --resume` goes on once that is mended"
-    if memory.paused_until is not None and now < memory.paused_until:
-        return f"pods failed ({memory.failures[-1].why}); one is tried in {_say_until(situation, memory)}"
+    if (pause_s := memory.pause_left_s(now)) > 0:
+        return f"pods failed ({memory.failures[-1].why}); one is tried in {say_duration(pause_s)}"
     if memory.is_probing and situation.in_stage(Stage.ORDERED, Stage.STARTING):
         return "pods failed before, and it is not known yet whether the one that is tried will serve"
     if memory.raised_at is not None and (now - memory.raised_at).total_seconds() < situation.limits.raise_every_s:
@@ -230,11 +224,6 @@ def _find_obstacle(situation: Situation) -> str:
     return ""
 
 
-def _say_until(situation: Situation, memory: Memory) -> str:
-    assert memory.paused_until is not None
-    return say_duration((memory.paused_until - situation.now).total_seconds())
-
-
 def _find_places(situation: Situation) -> Sequence[Place]:
     only, memory = situation.limits.data_centers, situation.memory
     allowed = [place for place in situation.places if not only or place.data_center in only]
@@ -242,7 +231,7 @@ def _find_places(situation: Situation) -> Sequence[Place]:
 
 
 def _say_full(situation: Situation) -> str:
-    avoided = [f"{name} ({one.why})" for name, one in situation.memory.avoided.items() if one.until > situation.now]
+    avoided = [f"{name} ({one.why})" for name, one in situation.memory.avoided_at(situation.now).items()]
     if avoided:
         return f"no data center has stock, but for those that are not tried again yet: {', '.join(avoided)}"
     return "no data center has stock"

@@ -13,10 +13,11 @@ from redis import Redis
 
 from infra.clock import Clock
 from infra.errors import LedgerLost, LedgerUnusable
-from infra.ledger import ENDED, FleetLedger, Ledger, Row, RowState
+from infra.ledger import FleetLedger, Ledger, Row, RowState
 from infra.reconciler.lease import ReconcilerLease, lease_errors
 
 KEPT_FOR = timedelta(days=30)  # an order that has ended
+BIRTH_FIELD = "born_ms"  # of the facts, since 1970; the script writes it
 MOST_NAMED = 5  # lost orders that an error names
 
 log = structlog.get_logger(__name__)
@@ -40,7 +41,7 @@ class SharedLedger(FleetLedger):
         copied = {row.token: row for row in self._read_copy()}
         for row in self._read_redis()[1]:
             other = copied.get(row.token)
-            if row != other and (_is_open(row) or (other is not None and _is_open(other))):
+            if row != other and not (row.has_ended and (other is None or other.has_ended)):
                 self._copy.append(row)
 
     def read(self) -> list[Row]:
@@ -59,13 +60,13 @@ class SharedLedger(FleetLedger):
         # The copy first. A crash between the two then leaves an order there that Redis does not know, for which
         # nothing was sent; the other way round there would be orders whose loss nobody could notice.
         self._copy.append(row)
-        forgotten = self._find_forgotten() if row.state in ENDED else []
+        forgotten = self._find_forgotten() if row.has_ended else []
         self._lease.put(self._lease.keys.orders, {row.token: row.model_dump_json()}, drop=forgotten)
 
     def born_at(self) -> datetime | None:
         """By Redis's clock."""
-        born_at, _ = self._read_redis()
-        return born_at
+        with lease_errors():
+            return _parse_birth(self._redis.hget(self._lease.keys.facts, BIRTH_FIELD))
 
     def restore(self) -> list[Row]:
         """Write back what Redis has lost and the copy has, and return it; a person has asked for that.
@@ -81,11 +82,10 @@ class SharedLedger(FleetLedger):
     def _read_redis(self) -> tuple[datetime | None, list[Row]]:
         """Of one moment. Whoever only looks needs no lease."""
         with lease_errors(), self._redis.pipeline() as pipeline:
-            pipeline.hget(self._lease.keys.facts, "born_ms")
+            pipeline.hget(self._lease.keys.facts, BIRTH_FIELD)
             pipeline.hgetall(self._lease.keys.orders)
             born_ms, orders = pipeline.execute()
-        born_at = datetime.fromtimestamp(int(born_ms) / 1000, UTC) if born_ms is not None else None
-        return born_at, [_parse(token, text) for token, text in orders.items()]
+        return _parse_birth(born_ms), [_parse(token, text) for token, text in orders.items()]
 
     def _read_copy(self) -> list[Row]:
         """This fleet's: the file may have orders of people, too."""
@@ -94,11 +94,11 @@ class SharedLedger(FleetLedger):
     def _find_unknown(self, rows: Iterable[Row]) -> list[Row]:
         """Orders that may have a pod, by the copy, and of which Redis knows nothing."""
         tokens = {row.token for row in rows}
-        return [row for row in self._read_copy() if _is_open(row) and row.token not in tokens]
+        return [row for row in self._read_copy() if not row.has_ended and row.token not in tokens]
 
     def _find_forgotten(self) -> list[str]:
         oldest = self._clock.now() - KEPT_FOR
-        return [row.token for row in self._read_redis()[1] if row.state in ENDED and row.at < oldest]
+        return [row.token for row in self._read_redis()[1] if row.has_ended and row.at < oldest]
 
     def _say_lost(self, lost: list[Row]) -> str:
         named = ", ".join(f"{row.pod_id or row.name} ({row.state})" for row in lost[:MOST_NAMED])
@@ -109,8 +109,8 @@ class SharedLedger(FleetLedger):
         )
 
 
-def _is_open(row: Row) -> bool:
-    return row.state not in ENDED
+def _parse_birth(born_ms: bytes | str | None) -> datetime | None:
+    return datetime.fromtimestamp(int(born_ms) / 1000, UTC) if born_ms is not None else None
 
 
 def _parse(token: bytes, text: bytes) -> Row:

@@ -44,11 +44,10 @@ def _find_trouble(situation: Situation) -> Iterator[str]:
     memory, now = situation.memory, situation.now
     if memory.stopped:
         yield f"no pod is ordered: {memory.stopped}"
-    if memory.paused_until is not None and memory.paused_until > now:
-        yield f"pods failed; none is ordered for {say_duration((memory.paused_until - now).total_seconds())}"
-    for place, avoided in memory.avoided.items():
-        if avoided.until > now:
-            yield f"{place} is not tried for {say_duration((avoided.until - now).total_seconds())}: {avoided.why}"
+    if (pause_s := memory.pause_left_s(now)) > 0:
+        yield f"pods failed; none is ordered for {say_duration(pause_s)}"
+    for place, avoided in memory.avoided_at(now).items():
+        yield f"{place} is not tried for {say_duration((avoided.until - now).total_seconds())}: {avoided.why}"
 
 
 def status_to_dict(situation: Situation, notes: Notes, holder: LeaseFacts | None) -> dict[str, object]:
@@ -68,7 +67,7 @@ def status_to_dict(situation: Situation, notes: Notes, holder: LeaseFacts | None
 def _machine_to_dict(machine: Machine, situation: Situation) -> dict[str, object]:
     return {
         "name": machine.name,
-        "id": machine.pod.id if machine.pod is not None else machine.row.pod_id,
+        "id": machine.pod_id,
         "stage": machine.stage,
         "told": machine.told,
         "job": machine.job,

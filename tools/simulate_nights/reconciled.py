@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from infra.clock import Clock
-from infra.ledger import ENDED
 from infra.order import PodOrder, Workspace
 from infra.reconciler.decisions import Hold, Order, Plan, Undrain
 from infra.reconciler.keep import Keeper, StopWish
@@ -114,7 +113,7 @@ class World:
         if self.cloud.living or self.farm.left or self.timeline.now_s >= NIGHT_S:
             return False
         is_counted = all(tally.usd_per_hour == 0 for tally in self.notebook.read().spend.tallies.values())
-        return is_counted and all(row.state in ENDED for row in self.ledger.rows.values())
+        return is_counted and all(row.has_ended for row in self.ledger.rows.values())
 
 
 class _Rest(StopWish):
