@@ -1,6 +1,6 @@
 """Judgements about money, orders and pods: pure functions over what was read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,11 +27,17 @@ class Move:
 
 
 def find_moves(
-    rows: Iterable[Row], pods: Iterable[Pod], now: datetime, *, in_flight_s: float = IN_FLIGHT_S
+    rows: Iterable[Row],
+    pods: Iterable[Pod],
+    now: datetime,
+    *,
+    in_flight_s: float = IN_FLIGHT_S,
+    was_listed: Callable[[str], bool] = lambda _: False,
 ) -> list[Move]:
     """What a complete list tells of orders: pods of lost answers, those that never came, those that are gone.
 
     in_flight_s  how young an order may still be another's who waits for the answer; 0 where there is no other
+    was_listed  whether an earlier list had the pod of this name: a new one may be listed late, but not twice
     """
     by_name = {pod.name: pod for pod in pods if not pod.is_gone}
     moves = []
@@ -43,8 +49,10 @@ def find_moves(
             moves.append(Move(row, RowState.CREATED, pod.id, "it came after all"))
         elif pod is None and age_s >= UNKNOWN_S and row.state in OPEN:
             moves.append(Move(row, RowState.FAILED, None, "no list has shown a pod of this name"))
-        elif pod is None and age_s >= UNKNOWN_S and row.state in (*WITH_POD, RowState.TERMINATING):
+        elif pod is None and age_s >= UNKNOWN_S and row.has_pod:
             moves.append(Move(row, RowState.GONE, row.pod_id, "it is not listed any more"))
+        elif pod is None and row.has_pod and was_listed(row.name):
+            moves.append(Move(row, RowState.GONE, row.pod_id, "RunPod does not know it any more"))
     return moves
 
 

@@ -10,5 +10,6 @@ reconciler.py looks, plans, acts                       keep.py      again and ag
 lease.py      one at a time, with a fence              spend.py     what pods have cost
 shared_ledger.py  orders in Redis, with a copy         notes.py     memory and spend, in Redis
 bills.py      RunPod's account of that                 last_words.py  what a pod wrote that failed
+kept_model.py the base of memory and spend
 wish.py       that all pods are to go                  views.py     lines and JSON
 """

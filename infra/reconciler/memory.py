@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, Field
+
+from infra.reconciler.kept_model import Kept
 
 BACKOFF_MIN = (1, 2, 4, 8, 15)  # after so many refusals of a data center, one after the other
 FAILURES, WITHIN_S = 3, 900.0  # so many in so long, and a pause begins
@@ -12,12 +14,6 @@ PAUSE_S = 900.0
 AVOIDED_S = 1800.0  # a data center whose machine was not fit
 BOOTS_KEPT = 20
 BOOT_SHARE = 0.9  # of the boots that were measured took no longer than the one that is reckoned with
-
-
-class Kept(BaseModel):
-    """Base of all."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Avoided(Kept):
@@ -49,17 +45,17 @@ class Memory(Kept):
     """All of it. Every change is a new one."""
 
     version: Literal[1] = 1
-    idle_since: dict[str, AwareDatetime] = {}  # by the pod's name
+    idle_since: dict[str, AwareDatetime] = Field(default_factory=dict)  # by the pod's name
     booted: tuple[str, ...] = ()  # names of pods whose worker was ready once
     boots_s: tuple[float, ...] = ()  # from order to ready
     raised_at: AwareDatetime | None = None
     surplus_since: AwareDatetime | None = None
-    avoided: dict[str, Avoided] = {}  # by data center
+    avoided: dict[str, Avoided] = Field(default_factory=dict)  # by data center
     failures: tuple[Failure, ...] = ()
     paused_until: AwareDatetime | None = None  # after too many failures; then one pod shows whether all is well
     is_probing: bool = False
     stopped: str = ""  # why no pod is ordered until a person has looked: no money, no right
-    endings: dict[str, Ending] = {}
+    endings: dict[str, Ending] = Field(default_factory=dict)
 
     def with_(self, **changes: object) -> Self:
         return self.model_copy(update=changes)

@@ -6,7 +6,6 @@ from datetime import datetime
 
 from infra.answers import Pod
 from infra.ledger import Row
-from infra.pod_names import fleet_of
 from infra.reconciler.machine import find_oldest
 from infra.reconciler.situation import Situation
 
@@ -22,15 +21,15 @@ class Sweep:
     alerts: tuple[str, ...] = ()
 
 
-def find_strays(pods: Iterable[Pod], rows: Iterable[Row], prefix: str, fleet: str) -> tuple[Pod, ...]:
-    """By their names: another fleet's are its own reconciler's. Of two with a name, the newer one has no order.
+def find_strays(pods: Sequence[Pod], rows: Iterable[Row]) -> tuple[Pod, ...]:
+    """By their names. Of two with a name, the newer one has no order.
 
-    pods  a complete list
+    pods  the fleet's, by a complete list
     rows  all of them, closed ones too
     """
     names, oldest = {row.name for row in rows}, find_oldest(pods)
-    own = [pod for pod in pods if not pod.is_gone and fleet_of(pod.name, prefix) == fleet]
-    return tuple(pod for pod in own if pod.name not in names or pod is not oldest[pod.name])
+    alive = [pod for pod in pods if not pod.is_gone]
+    return tuple(pod for pod in alive if pod.name not in names or pod is not oldest[pod.name])
 
 
 def judge_strays(situation: Situation) -> Sweep:

@@ -23,7 +23,7 @@ from infra.reconciler.orphans import find_strays
 from infra.reconciler.planner import plan
 from infra.reconciler.queue import Queue
 from infra.reconciler.situation import Situation
-from infra.reconciler.spend import Spend, accrue
+from infra.reconciler.spend import accrue
 from infra.runpod import PodCalls
 from infra.terminate import ask_end, is_gone, record_gone
 
@@ -72,14 +72,13 @@ class Reconciler:
     def look(self) -> tuple[Situation, Notes]:
         """Raises ApiError, LedgerUnusable, LedgerLost and RedisError: then nothing is known well enough to act."""
         told = self.queue.look()
-        pods, now = self.api.list_pods(), self.clock.now()
+        pods, now = self._list_own(), self.clock.now()
         rows = self.ledger.read()
         notes = self.notebook.read()
-        moves = [move for move in find_moves(rows, pods, now, in_flight_s=0.0) if self._is_sure(move)]
-        moves += self._find_vanished([_apply(row, moves, now) for row in rows], pods, notes.spend)
+        found = find_moves(rows, pods, now, in_flight_s=0.0, was_listed=notes.spend.was_listed)
+        moves = [move for move in found if self._is_sure(move)]
         moved = [_apply(row, moves, now) for row in rows]
-        spend = accrue(notes.spend, self._find_own(pods), moved, now).raise_to(self.read_bills())
-        notes = notes.with_spend(spend)
+        notes = notes.with_spend(accrue(notes.spend, pods, moved, now).raise_to(self.read_bills()))
         stock = self.orderer.read_stock() if self.orderer is not None else Stock()
         situation = Situation(
             now=now,
@@ -89,7 +88,7 @@ class Reconciler:
             spent_usd=notes.spend.campaign_usd,
             memory=notes.memory,
             moves=moves,
-            strays=find_strays(pods, moved, self.prefix, self.fleet),
+            strays=find_strays(pods, moved),
             born_at=self.ledger.born_at(),
             places=stock.places,
             usd_per_hour=stock.usd_per_hour,
@@ -97,12 +96,9 @@ class Reconciler:
         )
         return situation, notes
 
-    def _find_vanished(self, rows: Sequence[Row], pods: Sequence[Pod], spend: Spend) -> list[Move]:
-        """Pods that were listed once, are not any more, and are not known to RunPod. A new one may be listed late."""
-        listed = {pod.name for pod in pods}
-        missing = [row for row in rows if row.has_pod and row.name not in listed and spend.was_listed(row.name)]
-        moves = [Move(row, RowState.GONE, row.pod_id, "RunPod does not know it any more") for row in missing]
-        return [move for move in moves if self._is_sure(move)]
+    def _list_own(self) -> list[Pod]:
+        """Of this fleet: others are their own reconcilers', or people's."""
+        return [pod for pod in self.api.list_pods() if fleet_of(pod.name, self.prefix) == self.fleet]
 
     def _is_sure(self, move: Move) -> bool:
         """Nobody would look again for a pod that one list has left out: that it is gone, is asked of itself."""
@@ -113,9 +109,6 @@ class Reconciler:
         except ApiError as exc:
             log.warning("a pod that is not listed could not be read", pod_id=move.pod_id, why=str(exc))
             return False
-
-    def _find_own(self, pods: Sequence[Pod]) -> list[Pod]:
-        return [pod for pod in pods if fleet_of(pod.name, self.prefix) == self.fleet]
 
     def _say(self, decided: Plan) -> None:
         """Every act; what only stands in the way, once."""

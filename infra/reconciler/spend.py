@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, Field
 
 from infra.answers import Pod, PodBill
 from infra.guards import find_cost
 from infra.ledger import OPEN, WITH_POD, Row, RowState
+from infra.reconciler.kept_model import Kept
 
 # RunPod's documentation. A GB and month cost 0.10 USD while a pod runs, the host's disk twice that once it is stopped.
 DISK_USD_PER_GB_MONTH, STOPPED_DISK_USD_PER_GB_MONTH = 0.10, 0.20
@@ -22,12 +23,6 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 TALLIED_FOR = 2 * DAY  # after a pod's end, in which its bill comes
 MOST_DAYS = 62  # whose sums are kept
 EXITED = "EXITED"
-
-
-class Kept(BaseModel):
-    """Base of what is kept in Redis."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class Tally(Kept):
