@@ -6,6 +6,7 @@ checkpoint and renders noise within seconds on a laptop.
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -77,11 +78,23 @@ def write_tiny(root: Path, seed: int) -> ModelFolder:
 
 def write_text_encoder(folder: Path) -> None:
     """Untrained, of torch's random state, in several shards."""
+    ids = {token: special_id(token) for token in SPECIAL_TOKENS}
+    config = make_text_config(ids, dim=TEXT_DIM, layers=TEXT_LAYERS, inner_dim=128)
+    setattr(config, LAYER_KEY, TEXT_LAYERS - 1)
+    model = Qwen3VLModel(config).to(MODEL_DTYPE)
+    model.save_pretrained(folder, max_shard_size="200KB")
+
+
+def make_text_config(special_ids: Mapping[str, int], *, dim: int, layers: int, inner_dim: int) -> Qwen3VLConfig:
+    """Of a Qwen3-VL of toy size, with as small a vision tower as the class allows.
+
+    special_ids  of SPECIAL_TOKENS, which come last among all tokens
+    """
     text = {
-        "vocab_size": 256 + len(SPECIAL_TOKENS),
-        "hidden_size": TEXT_DIM,
-        "intermediate_size": 128,
-        "num_hidden_layers": TEXT_LAYERS,
+        "vocab_size": max(special_ids.values()) + 1,
+        "hidden_size": dim,
+        "intermediate_size": inner_dim,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
@@ -97,21 +110,18 @@ def write_text_encoder(folder: Path) -> None:
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_heads": 2,
-        "out_hidden_size": TEXT_DIM,
+        "out_hidden_size": dim,
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0],
     }
-    config = Qwen3VLConfig(
+    return Qwen3VLConfig(
         text_config=text,
         vision_config=vision,
-        vision_start_token_id=special_id("<|vision_start|>"),
-        vision_end_token_id=special_id("<|vision_end|>"),
-        image_token_id=special_id("<|image_pad|>"),
-        video_token_id=special_id("<|video_pad|>"),
+        vision_start_token_id=special_ids["<|vision_start|>"],
+        vision_end_token_id=special_ids["<|vision_end|>"],
+        image_token_id=special_ids["<|image_pad|>"],
+        video_token_id=special_ids["<|video_pad|>"],
     )
-    setattr(config, LAYER_KEY, TEXT_LAYERS - 1)
-    model = Qwen3VLModel(config).to(MODEL_DTYPE)
-    model.save_pretrained(folder, max_shard_size="200KB")
 
 
 def special_id(token: str) -> int:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLModel
+from transformers import PreTrainedTokenizerFast, Qwen3VLModel
 
 from h3.model import MODEL_DTYPE
 from h3.text_files import LAYER_KEY
-from h3.tiny import SPECIAL_TOKENS
+from h3.tiny import SPECIAL_TOKENS, make_text_config
 from h3.tokenizer import EXTRA_TOKENS
 from tools.demo_model.scenes import vocabulary
 
@@ -42,50 +42,13 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
 
 def write_text_encoder(folder: Path, special_ids: dict[str, int], seed: int) -> None:
     """Of the official class, its weights drawn so that states keep the size of the embeddings."""
-    config = Qwen3VLConfig(
-        text_config=_language(max(special_ids.values()) + 1),
-        vision_config=_vision(),
-        vision_start_token_id=special_ids["<|vision_start|>"],
-        vision_end_token_id=special_ids["<|vision_end|>"],
-        image_token_id=special_ids["<|image_pad|>"],
-        video_token_id=special_ids["<|video_pad|>"],
-    )
+    config = make_text_config(special_ids, dim=TEXT_DIM, layers=TEXT_LAYERS, inner_dim=2 * TEXT_DIM)
     setattr(config, LAYER_KEY, TEXT_LAYERS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLModel(config)
         _spread(model)
     model.to(MODEL_DTYPE).save_pretrained(folder)
-
-
-def _language(tokens: int) -> dict[str, object]:
-    return {
-        "vocab_size": tokens,
-        "hidden_size": TEXT_DIM,
-        "intermediate_size": 2 * TEXT_DIM,
-        "num_hidden_layers": TEXT_LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 5_000_000.0,
-            "mrope_section": [8, 4, 4],
-            "mrope_interleaved": True,
-        },
-    }
-
-
-def _vision() -> dict[str, object]:
-    return {
-        "depth": 1,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "out_hidden_size": TEXT_DIM,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0],
-    }
 
 
 @torch.no_grad()
