@@ -107,7 +107,7 @@ def up(
             stop = _heed_signals()
             with farm.lease.held():
                 _begin(farm, resume=resume, restore_ledger=restore_ledger)
-                last = _keep_up(farm, farm.make_reconciler(limits, order, _log), stop, until_done=until_done)
+                last = _keep_up(farm, farm.make_reconciler(limits, order, _log), stop)
     if last is not None and last.jobs and last.is_spent:
         note(f"{say_count(last.jobs, 'job')} left: {last.why}; raise --budget-total to go on")
         raise typer.Exit(EXIT_JOBS_LEFT)
@@ -157,11 +157,11 @@ def _heed_signals() -> "StopWish":
     return stop
 
 
-def _keep_up(farm: "Farm", reconciler: "Reconciler", stop: "StopWish", *, until_done: bool) -> "Plan | None":
+def _keep_up(farm: "Farm", reconciler: "Reconciler", stop: "StopWish") -> "Plan | None":
     """The last plan; None if a signal came first."""
 
     def is_done(plan: "Plan") -> bool:
-        may_end = until_done and (plan.jobs == 0 or plan.is_spent)
+        may_end = reconciler.limits.until_done and (plan.jobs == 0 or plan.is_spent)
         return plan.left == 0 and (may_end or plan.is_going_down)
 
     last = _make_keeper(farm, reconciler, stop).run(is_done=is_done)
