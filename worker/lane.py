@@ -22,12 +22,14 @@ class _Work:
     begun_at: float = 0.0  # time.monotonic()
     is_begun: bool = False
     is_done: bool = False
+    has_failed: bool = False
 
 
 class Lane:
     """Begins what it is given in that order, in so many threads, up to the first failure.
 
-    `on_failure` hears of it, in that thread, and says what `drain` is to raise.
+    `on_failure` hears of it, in that thread, and says what `drain` is to raise. What was begun before what failed goes
+    on, and so does what follows it; `settle` waits for that.
 
     Holds work of at most `most_bytes`: beyond, the oldest that may be dropped is, the new one if there is no other;
     what may not be dropped waits in `add`.
@@ -39,7 +41,7 @@ class Lane:
         self._on_failure, self._most_bytes = on_failure, most_bytes
         self._work: deque[_Work] = deque()  # until it is over, `then` included
         self._bytes = 0
-        self._is_closed = self._is_concluding = self._is_failing = False
+        self._is_closed = self._is_concluding = self._has_failed = False
         self._failure: Exception | None = None
         self._changed = threading.Condition()
         for _ in range(threads):  # in copies of our context: their log lines name the same job
@@ -62,8 +64,9 @@ class Lane:
             has_room = self._make_room(size_bytes, may_wait=drop is None)
             if self._is_over:
                 return
-            if not has_room and drop is not None:
-                drop()
+            if not has_room:
+                if drop is not None:
+                    drop()
                 return
             self._work.append(_Work(do, then, size_bytes, drop, first))
             self._bytes += size_bytes
@@ -72,7 +75,7 @@ class Lane:
     def has_more(self) -> bool:
         """For a `then`: whether another follows it at once, so that nothing need be hurried."""
         with self._changed:
-            return len(self._work) > 1 and self._work[1].is_done
+            return len(self._work) > 1 and self._work[1].is_done and not self._work[1].has_failed
 
     @property
     def size_bytes(self) -> int:
@@ -80,26 +83,26 @@ class Lane:
         return self._bytes
 
     def longest_s(self) -> float:
-        """For how long the oldest work that is not over has been done, its `then` included."""
+        """For how long the oldest work that is neither over nor failed has been done, its `then` included."""
         with self._changed:
-            begun = [work.begun_at for work in self._work if work.is_begun]
+            begun = [work.begun_at for work in self._work if work.is_begun and not work.has_failed]
         return time.monotonic() - min(begun) if begun else 0.0
 
     def give_up(self, error: Exception) -> None:
-        """Fail from outside: what is being done does not come to an end. `drain` raises the error."""
+        """Let nobody wait in `add` or `drain`, which raises this error. What is there is still done, up to `close`."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all is done, or nothing more will be, or it has taken too long."""
+        """Wait until all that was begun and did not fail is done, with what follows, or it has taken too long."""
         with self._changed:
             self._changed.wait_for(self._is_settled, timeout_s)
 
     def drain(self) -> None:
-        """Wait until all is done. Raises what failed."""
+        """Wait until all is done. Raises what failed, without waiting for the rest."""
         with self._changed:
-            self._changed.wait_for(self._is_settled)
+            self._changed.wait_for(lambda: self._is_closed or self._failure is not None or not self._work)
             if self._failure is not None:
                 raise self._failure
 
@@ -112,11 +115,14 @@ class Lane:
             self._changed.notify_all()
 
     def _is_settled(self) -> bool:
-        return self._is_over or not self._work
+        if self._is_closed or not self._work:
+            return True
+        oldest = self._work[0]
+        return self._is_over and (oldest.has_failed or not oldest.is_begun)
 
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self._failure is not None
+        return self._is_closed or self._has_failed
 
     def _make_room(self, size_bytes: int, *, may_wait: bool) -> bool:
         while self._bytes and self._bytes + size_bytes > self._most_bytes and not self._is_over:
@@ -125,7 +131,7 @@ class Lane:
                 self._bytes -= oldest.size_bytes
                 assert oldest.drop is not None
                 oldest.drop()
-            elif may_wait:
+            elif may_wait and self._failure is None:
                 self._changed.wait()
             else:
                 return False
@@ -135,13 +141,18 @@ class Lane:
         while (work := self._begin()) is not None:
             try:
                 work.answer = work.do()
-                work.is_done = True
-                while (oldest := self._begin_conclusion()) is not None:
-                    oldest.then(oldest.answer)
-                    self._conclude(oldest)
             except Exception as exc:  # whoever owns the lane names it
-                self._fail(exc)
-                return
+                self._fail(work, exc)
+            work.is_done = True
+            self._conclude_what_is_done()
+
+    def _conclude_what_is_done(self) -> None:
+        while (oldest := self._begin_conclusion()) is not None:
+            try:
+                oldest.then(oldest.answer)
+            except Exception as exc:
+                self._fail(oldest, exc)
+            self._end_conclusion(oldest)
 
     def _begin(self) -> _Work | None:
         """The next to do, once there is one; None when nothing more will be done."""
@@ -164,28 +175,32 @@ class Lane:
         """The oldest work, if only its `then` is left and nobody is at one."""
         with self._changed:
             self._changed.notify_all()
-            if self._is_concluding or self._is_over or not (self._work and self._work[0].is_done):
+            if self._is_concluding or self._is_closed or not self._work:
+                return None
+            oldest = self._work[0]
+            if oldest.has_failed or not oldest.is_done:
                 return None
             self._is_concluding = True
-            return self._work[0]
+            return oldest
 
-    def _conclude(self, work: _Work) -> None:
+    def _end_conclusion(self, work: _Work) -> None:
         with self._changed:
             self._is_concluding = False
-            if not self._is_over:
+            if not self._is_closed and not work.has_failed:
                 self._work.popleft()
                 self._bytes -= work.size_bytes
             self._changed.notify_all()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, work: _Work, error: Exception) -> None:
         with self._changed:
-            if self._is_over or self._is_failing:
+            work.has_failed = True
+            if self._is_over:
                 return
-            self._is_failing = True
+            self._has_failed = True
         try:
             judged = self._on_failure(error)
         except Exception as exc:  # or whoever drains would wait for ever
             judged = exc
         with self._changed:
-            self._failure = judged
+            self._failure = self._failure or judged
             self._changed.notify_all()

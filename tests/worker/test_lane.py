@@ -227,6 +227,18 @@ def test_what_follows_knows_whether_another_follows_at_once(new_lane, gate):
     assert more == [True, False]
 
 
+def test_what_has_failed_does_not_follow(new_lane, gate):
+    lane, more = new_lane(threads=2), []
+    lane.add(lambda: None, lambda _: (gate(), more.append(lane.has_more())))
+    assert gate.is_reached.wait(DEADLINE_S)
+    lane.add(fail_with("first"))
+    with pytest.raises(Judged):
+        lane.drain()
+    gate.open()
+    lane.settle(DEADLINE_S)
+    assert more == [False]
+
+
 # --- failures
 
 
@@ -243,6 +255,46 @@ def test_nothing_is_done_after_the_first_failure(new_lane, gate):
         lane.drain()
     assert done == []
     assert lane.heard == [("first", lane.name)]
+
+
+def test_what_was_begun_before_what_failed_is_done_with_what_follows_it(new_lane, gate, in_thread):
+    """Or what a store has taken would be lost, because it has refused something else."""
+    lane, followed = new_lane(threads=3), []
+    lane.add(lambda: gate() or "before", followed.append)
+    lane.add(lambda: "done already", followed.append)
+    lane.add(fail_with("first"), followed.append)
+    with pytest.raises(Judged, match="first"):  # at once
+        lane.drain()
+    has_settled = in_thread(lane.settle, DEADLINE_S)
+    assert not has_settled.wait(MOMENT_S)
+    gate.open()
+    assert has_settled.wait(DEADLINE_S)
+    assert followed == ["before", "done already"]
+
+
+def test_nothing_follows_what_comes_after_what_failed(new_lane, gate):
+    lane, followed = new_lane(threads=2), []
+    lane.add(lambda: (gate(), fail_with("first")()))
+    is_done = threading.Event()
+    lane.add(is_done.set, followed.append)
+    assert is_done.wait(DEADLINE_S)
+    gate.open()
+    lane.settle(DEADLINE_S)
+    with pytest.raises(Judged):
+        lane.drain()
+    eventually(lambda: not is_running(lane), timeout_s=DEADLINE_S)
+    assert followed == []
+
+
+def test_nothing_begins_while_the_owner_judges(new_lane, gate):
+    lane, done = new_lane(lambda error: (gate(), Judged(str(error)))[1], threads=2), []
+    lane.add(fail_with("first"))
+    assert gate.is_reached.wait(DEADLINE_S)
+    lane.add(lambda: done.append("added while it was judged"))
+    gate.open()
+    with pytest.raises(Judged):
+        lane.drain()
+    assert done == []
 
 
 def test_what_the_owner_makes_of_a_failure_is_what_drain_raises(new_lane):
@@ -429,6 +481,24 @@ def test_settle_does_not_wait_for_what_will_never_be_done(new_lane):
     lane.settle(DEADLINE_S)  # says nothing of it
     with pytest.raises(Judged):
         lane.drain()
+
+
+def test_who_gives_up_waits_for_nothing_and_what_is_there_is_still_done(new_lane, gate, in_thread):
+    lane, done = new_lane(most_bytes=10), []
+    lane.add(gate, size_bytes=10)
+    assert gate.is_reached.wait(DEADLINE_S)
+    lane.add(lambda: None, done.append)
+    has_added = in_thread(lane.add, lambda: done.append("no room"), size_bytes=10)
+    assert not has_added.wait(MOMENT_S)
+    lane.give_up(Judged("it takes too long"))
+    assert has_added.wait(DEADLINE_S)
+    with pytest.raises(Judged, match="too long"):
+        lane.drain()
+    lane.add(lambda: "added afterwards", done.append)
+    gate.open()
+    lane.settle(DEADLINE_S)
+    assert done == [None, "added afterwards"]
+    assert lane.heard == []
 
 
 def test_close_abandons_what_waits_and_not_what_is_being_done(new_lane, gate, in_thread):

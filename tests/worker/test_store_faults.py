@@ -106,6 +106,29 @@ def test_a_store_that_refuses_is_asked_once(store, job):
     assert RESULT not in names(store, job)
 
 
+def test_what_a_store_took_before_it_refused_something_is_kept(store, job):
+    goes_on = threading.Event()
+
+    def refuse_the_second(method, name):
+        if name == PLAYLIST:  # the first is there, and not in it yet
+            assert goes_on.wait(DEADLINE_S)
+        if name.endswith("segment-00001.m4s"):
+            raise StoreRefused("no rights")
+
+    store.before = refuse_the_second
+    outputs = job.begin(store)
+    publish(outputs, header(job), segment(job, 0), segment(job, 1))
+    with pytest.raises(UploadFailed, match="no rights"):
+        outputs.commit(finished(job))
+    goes_on.set()
+    outputs.settle(DEADLINE_S)
+    assert job.kinds() == ["stream_opened", "segment_ready"]
+    job.lose()
+    job.begin(store)
+    [kept] = job.lease.kept.segments
+    assert store.get(kept.piece.key) == b"segment 0"
+
+
 def test_a_store_that_fails_for_too_long_ends_the_upload(store, job):
     tried = fail_times(store, 99, StoreUnavailable("down"), only=lambda method, name: method == "put")
     outputs = job.begin(store, upload_s=0.4)
