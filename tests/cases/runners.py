@@ -45,6 +45,7 @@ class Script:
     gate_step: int | None = None  # waits before it
     gate_in_step: int | None = None
     gate_segment: int | None = None  # waits before it
+    stop_opens_gates: bool = False  # for one that is alone
     is_deaf: bool = False  # never looks whether it is to stop
     hold_gil_s: float = 0.0
     hang_until: str = ""  # a file, whose first reader hangs for ever
@@ -73,7 +74,7 @@ class Scripted(MGPURunner):
         resume = resume or Resume(0, None)
         self._leaked.append(b"x" * script.leak_bytes)
         if self.rank == 0:
-            await_file(script.gate_text)
+            self._wait_for(script.gate_text, script)
             yield TextEncoded(1, 0.0)
         if not (yield from self._denoise(script, folder, resume)):
             return
@@ -92,7 +93,8 @@ class Scripted(MGPURunner):
                 if self.rank == 0 and saved < step - 1:
                     yield checkpoint(script, step - 1, folder)
                 return False
-            wait_if(step == script.gate_in_step, script)
+            if step == script.gate_in_step:
+                self._wait_for(script.gate, script)
             time.sleep(script.step_s)
             if self.rank == 0:
                 trace(f"{script.name} step {step}")
@@ -103,7 +105,8 @@ class Scripted(MGPURunner):
         return True
 
     def _misbehave(self, script: Script, step: int) -> None:
-        wait_if(step == script.gate_step, script)
+        if step == script.gate_step:
+            self._wait_for(script.gate, script)
         if script.kill_worker:
             os.kill(os.getppid(), signal.SIGKILL)
         if step != 2 or not self._is_last:
@@ -123,7 +126,8 @@ class Scripted(MGPURunner):
         if not resume.segments:
             yield StreamHeader(written(folder / "init.mp4", b"header"), script.segments)
         for index in range(resume.segments, script.segments):
-            wait_if(index == script.gate_segment, script)
+            if index == script.gate_segment:
+                self._wait_for(script.gate, script)
             time.sleep(script.segment_s)
             if not script.is_deaf and self.stop_pending():
                 return
@@ -132,19 +136,16 @@ class Scripted(MGPURunner):
             yield Segment(index, written(folder / f"segment-{index:05d}.m4s", body), 0.7)
         yield Finished(written(folder / "video.mp4", b"video"), written(folder / "report.json", b"{}"))
 
+    def _wait_for(self, gate: str, script: Script) -> None:
+        def is_open() -> bool:
+            return Path(gate).exists() or (script.stop_opens_gates and self.stop_pending())
+
+        if gate:
+            eventually(is_open, timeout_s=LONGEST_WAIT_S)
+
     @property
     def _is_last(self) -> bool:
         return self.rank == self.world_size - 1
-
-
-def wait_if(is_gate: bool, script: Script) -> None:
-    if is_gate:
-        await_file(script.gate)
-
-
-def await_file(path: str) -> None:
-    if path:
-        eventually(Path(path).exists, timeout_s=LONGEST_WAIT_S)
 
 
 def happens_first(marker: str) -> bool:

@@ -17,7 +17,8 @@ GRACE_S = 10
 @pytest.mark.timeout(180)  # seven workers, one after the other
 def test_case_2_a_job_whose_workers_are_stopped_at_every_moment_is_rendered_once(farm, watched):
     script = Script(name="job", steps=4, checkpoint_every=10, gate_in_step=2, segments=3, gate_segment=1)
-    script = replace(script, gate=str(farm.folder / "gate"), gate_text=str(farm.folder / "gate-of-text"))
+    gates = {"gate": str(farm.folder / "gate"), "gate_text": str(farm.folder / "gate-of-text")}
+    script = replace(script, **gates, stop_opens_gates=True)
     job = farm.client.submit(script.request(), queue="high")
     farm.client.submit(Script(name="behind").request(), queue="batch")
     stops = (stop_before_the_pop, stop_after_the_pop, stop_in_the_text, stop_in_a_step, stop_in_the_decode)
@@ -45,7 +46,8 @@ def stop_after_the_pop(farm, job):
 def stop_in_the_text(farm, job):
     worker = farm.start_ready()
     eventually(lambda: [w.job.phase for w in read_workers(farm.redis) if w.job] == ["text"], timeout_s=30)
-    stop_and_open(farm, worker, "gate-of-text")
+    worker.stop_as_docker_does()
+    (farm.folder / "gate-of-text").touch()
     assert job.kept().mark == 0
 
 
@@ -53,15 +55,15 @@ def stop_in_a_step(farm, job):
     """It is finished, and kept though none is due."""
     worker = farm.start_ready()
     farm.await_event(job.id, events.StepDone)
-    stop_and_open(farm, worker, "gate")
+    worker.stop_as_docker_does()
     assert job.kept().checkpoint.step == 2
 
 
 def stop_in_the_decode(farm, job):
-    (farm.folder / "gate").unlink()
     worker = farm.start_ready()
     farm.await_event(job.id, events.SegmentReady)
-    stop_and_open(farm, worker, "gate")
+    worker.stop_as_docker_does()
+    (farm.folder / "gate").touch()
     assert len(job.kept().segments) == 1
 
 
@@ -71,14 +73,6 @@ def stop_in_the_upload(farm, job):
         eventually(lambda: "held video.mp4" in farm.rendered(), timeout_s=30)
         worker.send(signal.SIGTERM)
         eventually(lambda: farm.states() == ["draining"])
-    worker.await_good_end(GRACE_S)
-
-
-def stop_and_open(farm, worker, gate):
-    """The fleet goes on once the worker knows."""
-    worker.send(signal.SIGTERM)
-    eventually(lambda: farm.states() == ["draining"])
-    (farm.folder / gate).touch()
     worker.await_good_end(GRACE_S)
 
 
