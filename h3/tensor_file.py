@@ -264,13 +264,13 @@ class TensorWriter:
 
     The file has its name only when it is whole; until then it is `NAME.partial`, and what is missing there is what
     `remaining` tells. An earlier try is one with the same header, so whoever resumes has `metadata` say whose values
-    these are; whoever does not says so by `resume`.
+    these are; whoever does not says so by `resume`, and is spared a sync after each tensor.
     """
 
     def __init__(
         self, path: Path, forms: Mapping[str, TensorForm], metadata: Mapping[str, str], *, resume: bool
     ) -> None:
-        self._path, self._forms = path, dict(forms)
+        self._path, self._forms, self._resume = path, dict(forms), resume
         self._partial = path.with_name(path.name + ".partial")
         if not resume:
             self._partial.unlink(missing_ok=True)
@@ -302,15 +302,20 @@ class TensorWriter:
         assert form == self._forms[name], f"{name} is {form}, announced as {self._forms[name]}"
         for part in tensor.detach().contiguous().view(-1).view(torch.uint8).split(_STAGING_BYTES):
             self._file.write(memoryview(part.cpu().numpy()))
-        self._file.flush()
-        os.fdatasync(self._file.fileno())  # a later try counts what lies there by the file's size
+        if self._resume:
+            self._sync()  # a later try counts what lies there by the file's size
         self._written += 1
 
     def finish(self) -> None:
         """Give the whole file its name."""
         assert not self.remaining, self.remaining[0]
+        self._sync()
         self._file.close()
         self._partial.rename(self._path)
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
