@@ -1,5 +1,6 @@
 """Fixtures over real servers. A server whose program is missing skips the test at home and fails it in CI."""
 
+import fcntl
 import os
 
 # A row's bits may depend on how many rows a product has, above all on CPUs with AMX. By these they do not, and ranks
@@ -129,6 +130,23 @@ def faulty_s3(
 @pytest.fixture
 def file_store_url(tmp_path: Path) -> str:
     return (tmp_path / "store").as_uri()
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Root of a toy's checkpoint, to read and to copy: all processes of a run share it."""
+    from h3.tiny import write_tiny  # most tests need no torch
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    root, partial = folder / "tiny-checkpoint", folder / "tiny-checkpoint.partial"
+    with (folder / "tiny-checkpoint.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            write_tiny(partial, seed=0)
+            partial.rename(root)
+    return root
 
 
 @pytest.fixture

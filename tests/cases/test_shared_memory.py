@@ -4,8 +4,6 @@ import subprocess
 
 import pytest
 
-from h3.tiny import write_tiny
-
 SMALL_SHM = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
 
 
@@ -20,9 +18,9 @@ def small_shm():
 
 
 @pytest.mark.timeout(180)
-def test_the_model_is_rendered_on_two_ranks_with_64_mib_of_shared_memory(farm, watched, small_shm):
-    write_tiny(farm.folder, seed=0)
-    farm.start_ready("--runner", "h3.runner:H3Runner", ranks=2, launcher=small_shm)
+def test_the_model_is_rendered_on_two_ranks_with_64_mib_of_shared_memory(farm, watched, small_shm, tiny_checkpoint):
+    model = ("--checkpoint", str(tiny_checkpoint), "--runner", "h3.runner:H3Runner")
+    farm.start_ready(*model, ranks=2, launcher=small_shm)
     job = farm.client.submit({"prompt": "a red kite", "width": 64, "height": 64, "frames": 22, "steps": 2, "seed": 1})
     assert job.wait(timeout_s=90).attempt == 1
     farm.check_result(job.id)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from h3.tiny import write_tiny
 from tests.servers import DIES_WITH_PARENT
 
 COMMAND = [sys.executable, "-m", "h3render"]
@@ -30,10 +29,8 @@ def run(*arguments: str, timeout_s: float = 60, **environment: str) -> subproces
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("checkpoint")
-    write_tiny(root, seed=0)
-    return root
+def checkpoint(tiny_checkpoint: Path) -> Path:
+    return tiny_checkpoint
 
 
 StartWorker = Callable[..., subprocess.Popen[bytes]]

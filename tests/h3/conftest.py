@@ -11,7 +11,6 @@ import torch
 from h3.convert import Target, save_denoiser
 from h3.model import Denoiser
 from h3.model_folder import ModelFolder
-from h3.tiny import write_tiny
 from tests.h3.checkpoint_files import SMALL, SMALL_PRUNED
 from tests.h3.random_models import MEDIUM, MEDIUM_PRUNED, random_denoiser
 
@@ -26,8 +25,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    return write_tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+def tiny(tiny_checkpoint: Path) -> ModelFolder:
+    return ModelFolder.below(tiny_checkpoint)
 
 
 @pytest.fixture

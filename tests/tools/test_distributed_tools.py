@@ -20,7 +20,6 @@ from h3.conditioning import load_conditioning
 from h3.errors import CheckpointError, ConfigError
 from h3.latents_file import read_latents
 from h3.sequence import Geometry
-from h3.tiny import write_tiny
 from tools import distributed_gates, distributed_t2va, ulysses_benchmark
 from tools.launch.arguments import parse_world
 from tools.launch.benchmark_file import VERSION, keep_run, put, read_results, read_runs
@@ -86,10 +85,8 @@ def denoise(*arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    root = tmp_path_factory.mktemp("checkpoint")
-    write_tiny(root, seed=0)
-    return root
+def checkpoint(tiny_checkpoint):
+    return tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

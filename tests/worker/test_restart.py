@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from h3.tiny import write_tiny
 from tests.worker.restart_runners import Fault
 from tests.worker.restarts import Setting, running_worker
 
@@ -12,11 +11,9 @@ pytestmark = pytest.mark.timeout(240)  # three fleets in one worker's life
 
 
 @pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=[pytest.mark.gpu, needs_two])])
-def restarts(request, need_redis, tmp_path_factory):
+def restarts(request, need_redis, tiny_checkpoint, tmp_path_factory):
     """A worker that has rendered the job once, undisturbed."""
-    checkpoint, folder = tmp_path_factory.mktemp("checkpoint"), tmp_path_factory.mktemp("worker")
-    write_tiny(checkpoint, seed=0)
-    with running_worker(Setting(request.param), checkpoint, folder) as restarts:
+    with running_worker(Setting(request.param), tiny_checkpoint, tmp_path_factory.mktemp("worker")) as restarts:
         yield restarts
 
 
