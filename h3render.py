@@ -1,11 +1,14 @@
 """The command `h3render`: the packages' commands under one name.
 
-Each package's cli module imports what is heavy, or comes with an extra, when its command is called. And the commands
-are imported when they are asked for: a rank process imports the main module of its worker, and needs none of them.
+Each package's cli module imports what is heavy, or comes with an extra, when its command is called. Of these modules
+the one that has the command is imported, when it is called: a rank process imports the main module of its worker, and
+needs none of them.
 """
 
 import gc
+import importlib
 import sys
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,21 @@ if TYPE_CHECKING:
 
     app: typer.Typer
 
+PARTS = {  # module: its commands
+    "worker.cli": ("worker", "demo", "doctor"),
+    "jobs.cli": ("submit", "watch", "status", "cancel"),
+    "jobs.list_cli": ("list",),
+    "jobs.backlog_cli": ("backlog",),
+    "jobs.result_cli": ("fetch", "play"),
+    "jobs.batch.cli": ("batch",),
+    "jobs.http.cli": ("serve",),
+    "jobs.operator_cli": ("workers", "reap", "gc", "queue", "dead"),
+    "jobs.embedded_cli": ("redis",),
+    "jobs.schema_cli": ("schema",),
+    "h3.cli": ("checkpoint", "encode-text", "denoise", "decode", "report"),
+    "h3.bench.cli": ("bench",),
+    "infra.cli": ("pods",),
+}
 EXTRAS = {
     "demo": "h3,embedded",
     "worker": "h3",
@@ -29,48 +47,30 @@ EXTRAS = {
 }  # else: embedded
 
 
-@cache
-def make_app() -> "typer.Typer":
-    """All commands. It is also there as `app`."""
+def make_app(modules: Iterable[str]) -> "typer.Typer":
+    """The commands of these."""
     import typer
 
-    import h3.bench.cli
-    import h3.cli
-    import infra.cli
-    import jobs.backlog_cli
-    import jobs.batch.cli
-    import jobs.cli
-    import jobs.embedded_cli
-    import jobs.http.cli
-    import jobs.list_cli
-    import jobs.operator_cli
-    import jobs.result_cli
-    import jobs.schema_cli
-    import worker.cli
+    made = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-    made = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="A render farm for MiniMax H3.")
-    for part in (
-        worker.cli,
-        jobs.cli,
-        jobs.list_cli,
-        jobs.backlog_cli,
-        jobs.result_cli,
-        jobs.batch.cli,
-        jobs.http.cli,
-        jobs.operator_cli,
-        jobs.embedded_cli,
-        jobs.schema_cli,
-        h3.cli,
-        h3.bench.cli,
-        infra.cli,
-    ):
-        made.add_typer(part.app)
+    @made.callback()  # or one command alone would have no name
+    def h3render() -> None:
+        """A render farm for MiniMax H3."""
+
+    for module in modules:
+        made.add_typer(importlib.import_module(module).app)
     return made
+
+
+@cache
+def make_whole_app() -> "typer.Typer":
+    """It is also there as `app`."""
+    return make_app(PARTS)
 
 
 def __getattr__(name: str) -> "typer.Typer":
     if name == "app":
-        return make_app()
+        return make_whole_app()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -79,10 +79,12 @@ def main() -> None:
     # An import makes much that stays, and a collector as eager as Python's looks through it again and again. What is
     # there at the end goes with the process: none of it need be looked through. With torch that is 0.5 s of 1.6.
     gc.set_threshold(10_000)
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    parts = [module for module, commands in PARTS.items() if command in commands]
     try:
-        make_app()(prog_name="h3render")  # as which a shell completes it, however it was started
+        app = make_app(parts) if parts else make_whole_app()  # that one for help, and for a command that is none
+        app(prog_name="h3render")  # as which a shell completes it, however it was started
     except ModuleNotFoundError as exc:
-        command = sys.argv[1] if len(sys.argv) > 1 else ""
         extra = EXTRAS.get(command, "embedded")
         sys.stderr.write(f"`h3render {command}` needs {exc.name}: pip install 'h3render[{extra}]'\n")
         sys.exit(2)
