@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from redis import Redis
 from redis.exceptions import RedisError
+from typer.testing import CliRunner, Result
 
+import h3render
 from jobs.client import Client
 from jobs.events import Event
-from jobs.result import Result, read_result
+from jobs.result import Result as JobResult
+from jobs.result import read_result
 from jobs.store import open_store
 from jobs.workers import WorkerRecord, WorkerState, read_workers
-from tests.cases.runners import HOLD, TRACE
+from tests.cases.runners import HOLD, TRACE, Script
 from tests.servers import DIES_WITH_PARENT, RedisServer, running_redis
 from tests.waiting import eventually
 
@@ -143,9 +146,14 @@ class Farm:
 
     def start_ready(self, *arguments: str, ranks: int = 1, launcher: Sequence[str] = (), **environment: str) -> Worker:
         worker = self.start(*arguments, ranks=ranks, launcher=launcher, **environment)
-        eventually(lambda: worker.is_ready() or worker.process.poll() is not None, timeout_s=90)
+        eventually(lambda: worker.is_ready() or worker.process.poll() is not None, timeout_s=90, interval_s=0.05)
         assert worker.is_ready(), worker.log.read_text()[-2000:]
         return worker
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those of the workers that have not ended."""
+        return [worker for worker in self.workers if worker.process.poll() is None]
 
     def keep_ready(self, *arguments: str, ranks: int = 1, **environment: str) -> Worker:
         """The last one that was started; another if that is gone."""
@@ -153,8 +161,20 @@ class Farm:
             return self.workers[-1]
         return self.start_ready(*arguments, ranks=ranks, **environment)
 
-    def start_supervised(self, number: int) -> None:
-        """So many workers, each of which is started again when it dies."""
+    @contextmanager
+    def replacing_fleet(self, worker: Worker) -> Iterator[None]:
+        """What happens meanwhile costs a fleet: other ranks, and none of the old, run the next job in this process."""
+        ranks, starts = worker.rank_pids(), worker.starts
+        yield
+        eventually(lambda: worker.starts == starts + 1, timeout_s=60)
+        assert self.client.submit(Script(name="next").request()).wait(timeout_s=30).attempt == 1
+        assert worker.process.poll() is None
+        assert not set(worker.rank_pids()) & set(ranks)
+        assert [pid for pid in ranks if is_rank(pid)] == []
+
+    @contextmanager
+    def supervising(self, number: int) -> Iterator[None]:
+        """So many workers more, each of which is started again when it dies."""
         over = threading.Event()
 
         def supervise(worker: Worker) -> None:
@@ -163,25 +183,24 @@ class Farm:
                     self.restarts += 1
                     worker = self.start()
 
-        for worker in [self.start() for _ in range(number)]:
-            thread = threading.Thread(target=supervise, args=(worker,))
-            thread.start()
-            self.stack.callback(thread.join)
-        self.stack.callback(over.set)
+        supervisors = [threading.Thread(target=supervise, args=(self.start(),)) for _ in range(number)]
+        for supervisor in supervisors:
+            supervisor.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for supervisor in supervisors:
+                supervisor.join()
 
-    def retry(self, job_id: str) -> subprocess.CompletedProcess[str]:
-        """As a person does it."""
-        return self.run("dead", "retry", job_id)
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command, as a person gives it."""
-        command = [sys.executable, "-m", "h3render", *arguments, "--url", self.redis_url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    def run(self, *arguments: str) -> Result:
+        """The command, as a person gives it, but in this process: one of its own would import for a second."""
+        return CliRunner().invoke(h3render.app, [*arguments, "--url", self.redis_url])
 
     def list_workers(self) -> list[WorkerRecord]:
         """As the command lists them."""
         told = self.run("workers", "--json")
-        assert told.returncode == 0, told.stderr
+        assert told.exit_code == 0, told.stderr
         return [WorkerRecord.model_validate(worker) for worker in json.loads(told.stdout)]
 
     def states(self) -> list[WorkerState]:
@@ -209,7 +228,7 @@ class Farm:
     def events_of(self, job_id: str, kind: type[Event]) -> list[Event]:
         return [event for event in self.client.job(job_id).news() if isinstance(event, kind)]
 
-    def check_result(self, job_id: str) -> Result:
+    def check_result(self, job_id: str) -> JobResult:
         """The one manifest; every object of it lies there as it says."""
         store = open_store(self.store_url)
         result = read_result(store, job_id)
@@ -260,9 +279,9 @@ def own_farm(redis_server: RedisServer, file_store_url: str, tmp_path: Path) -> 
 def lasting_farm(
     request: pytest.FixtureRequest, need_redis: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Farm]:
-    """Of all tests of a file, which share its workers; the file may name its lease."""
+    """Of all tests of a file, which share its workers; the file may name its lease. Redis may be stopped."""
     folder, lease_s = tmp_path_factory.mktemp("farm"), getattr(request.module, "LEASE_S", LEASE_S)
-    with running_redis() as server, ExitStack() as stack:
+    with running_redis(append_only=True) as server, ExitStack() as stack:
         yield Farm(server.url, (folder / "store").as_uri(), folder, stack, lease_s=lease_s, server=server)
 
 

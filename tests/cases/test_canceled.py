@@ -1,4 +1,4 @@
-"""Jobs that are no longer wanted, whatever they are at. One worker with two ranks serves all tests."""
+"""Jobs that are no longer wanted, whatever they are at, or not by all ranks. One worker with two serves all tests."""
 
 import signal
 import time
@@ -70,7 +70,7 @@ def test_case_12_a_job_that_is_canceled_at_step_10_stops_within_a_step_and_two_s
 
 def by_command(farm, job):
     told = farm.run("cancel", job.id)
-    assert (told.returncode, told.stdout.strip()) == (0, f"{job.id} is being stopped")
+    assert (told.exit_code, told.stdout.strip()) == (0, f"{job.id} is being stopped")
 
 
 def by_rqs_cancel(farm, job):
@@ -139,7 +139,7 @@ def test_case_12_a_job_that_has_just_finished_stays_as_it_is(lasting_farm, same_
     with pytest.raises(CancelRefused, match="has ended: finished"):
         job.cancel()
     told = lasting_farm.run("cancel", job.id)
-    assert (told.returncode, told.stderr.strip()) == (2, f"job {job.id} has ended: finished")
+    assert (told.exit_code, told.stderr.strip()) == (2, f"job {job.id} has ended: finished")
     assert (job.news(), lasting_farm.redis.hgetall(f"rq:job:{job.id}")) == before
     lasting_farm.check_result(job.id)
 
@@ -151,7 +151,7 @@ def test_case_12_to_cancel_a_job_that_is_not_known_does_nothing_to_one_that_come
     with pytest.raises(JobNotFound):
         lasting_farm.client.job(later.hex)
     told = lasting_farm.run("cancel", later.hex)
-    assert (told.returncode, f"no job {later.hex}" in told.stderr) == (2, True)
+    assert (told.exit_code, f"no job {later.hex}" in told.stderr) == (2, True)
     with monkeypatch.context() as patch:
         patch.setattr("jobs.submission.uuid4", lambda: later)
         job = lasting_farm.client.submit(Script(name="later").request())
@@ -174,6 +174,59 @@ def test_case_12_a_lost_attempt_cannot_be_canceled_while_the_next_one_runs(lasti
         job.cancel(attempt=1)
     gate.touch()
     assert job.wait(timeout_s=30).attempt == 2
+
+
+# --- after its deadline
+
+
+def test_a_job_that_is_still_queued_after_its_deadline_fails_and_is_not_rendered(lasting_farm, same_fleet, gate):
+    busy = lasting_farm.client.submit(Script(name="at work", gate=str(gate), gate_segment=1).request())
+    lasting_farm.await_event(busy.id, events.SegmentReady)
+    late = lasting_farm.client.submit(Script(name="late").request(deadline_s=0.01))
+    behind = lasting_farm.client.submit(Script(name="behind").request())
+    gate.touch()
+    behind.wait(timeout_s=30)
+    *_, failed = late.news()
+    assert (failed.kind, failed.cause, failed.attempt) == ("failed", "deadline", 0)
+    assert "wanted within 0.01 s" in failed.reason
+    assert lasting_farm.rendered("late ") == []
+
+
+def test_a_job_whose_deadline_passes_while_it_runs_fails_between_two_steps(lasting_farm, same_fleet):
+    """What it has published stays, and so does the fleet."""
+    script = Script(name="overrun", steps=200, step_s=0.05)
+    job = lasting_farm.client.submit(script.request(deadline_s=2.0))
+    [failed] = lasting_farm.await_event(job.id, events.Failed)
+    assert (failed.cause, failed.attempt, job.status().state) == ("deadline", 1, "failed")
+    assert len(lasting_farm.events_of(job.id, events.Started)) == 1
+    rendered = len(lasting_farm.rendered("overrun step"))
+    # The last may have been on its way: nobody goes on from there.
+    assert job.kept().checkpoint.step in (rendered - 1, rendered)
+    check_kept(lasting_farm, job)
+
+
+def test_a_job_whose_deadline_passes_while_it_is_uploaded_fails(lasting_farm, same_fleet):
+    with lasting_farm.holding("video.mp4"):
+        job = lasting_farm.client.submit(Script(name="too late").request(deadline_s=2.0))
+        [failed] = lasting_farm.await_event(job.id, events.Failed)
+    assert failed.cause == "deadline"
+    assert len(job.kept().segments) == 2
+
+
+# --- what costs the fleet
+
+
+def test_a_fleet_of_which_one_rank_has_refused_what_the_others_did_is_replaced_before_the_next_job(
+    lasting_farm, worker, watched, tmp_path
+):
+    with lasting_farm.replacing_fleet(worker):
+        job = lasting_farm.client.submit(Script(name="torn", refuse_until=str(tmp_path / "refused")).request())
+        behind = lasting_farm.client.submit(Script(name="waits").request())
+        assert job.wait(timeout_s=60).attempt == 2
+        [lost] = lasting_farm.events_of(job.id, events.AttemptLost)
+        assert (lost.charge, "AsymmetricRunnerError" in lost.reason) == ("fatal", True)
+        assert behind.wait(timeout_s=30).attempt == 1
+        assert lasting_farm.rendered("waits step 1") == ["waits step 1"]
 
 
 def test_a_cancel_is_carried_out_though_its_worker_is_killed_by_then(lasting_farm, worker, watched, gate):

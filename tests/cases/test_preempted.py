@@ -1,4 +1,4 @@
-"""Batch jobs that make way for urgent ones. Two workers serve all tests."""
+"""Batch jobs that make way for urgent ones, and workers and queues that make way at a command. Two serve all tests."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_neither_a_default_job_nor_that_of_a_paused_worker_makes_way(lasting_far
     lasting_farm.await_event(default.id, events.Started)
     [began] = lasting_farm.await_event(batch.id, events.Started)
     pausing = began.worker.rpartition("-")[0]
-    assert lasting_farm.run("worker", "pause", pausing).returncode == 0
+    assert lasting_farm.run("worker", "pause", pausing).exit_code == 0
     urgent = lasting_farm.client.submit(Script(name="later").request(preempt=True), queue="high")
     await_steps(lasting_farm, "default", WAIT_S)
     assert losses(lasting_farm, default, batch) == []
@@ -73,7 +73,7 @@ def test_neither_a_default_job_nor_that_of_a_paused_worker_makes_way(lasting_far
     eventually(
         lambda: {w.name: w.state for w in lasting_farm.list_workers()}[pausing] is WorkerState.PAUSED, timeout_s=30
     )
-    assert lasting_farm.run("worker", "resume", pausing).returncode == 0
+    assert lasting_farm.run("worker", "resume", pausing).exit_code == 0
 
 
 def test_a_job_that_has_come_back_may_be_made_way_for_again(redis):
@@ -86,11 +86,23 @@ def test_a_job_that_has_come_back_may_be_made_way_for_again(redis):
 
 
 def test_nothing_is_taken_of_a_paused_queue_until_it_is_resumed(lasting_farm, workers, watched):
-    assert lasting_farm.run("queue", "pause", "default").returncode == 0
+    assert lasting_farm.run("queue", "pause", "default").exit_code == 0
     held, other = (
         lasting_farm.client.submit(Script(name="held").request(), queue=queue) for queue in ("default", "batch")
     )
     other.wait(timeout_s=30)
     assert (held.status().state, held.status().waiting_for) == ("waiting", "waiting: queue default is paused")
-    assert lasting_farm.run("queue", "resume", "default").returncode == 0
+    assert lasting_farm.run("queue", "resume", "default").exit_code == 0
     assert held.wait(timeout_s=30).attempt == 1
+
+
+def test_idle_workers_leave_when_the_command_says_so_and_take_nothing_more(lasting_farm, workers, watched):
+    """The last of these tests: it ends both."""
+    told = lasting_farm.run("worker", "drain", "c")
+    assert (told.exit_code, "no worker 'c' is alive; known are: a, b" in told.stderr) == (2, True)
+    for name in ("a", "b"):
+        assert lasting_farm.run("worker", "drain", name).exit_code == 0
+    for worker in workers:
+        worker.await_good_end()
+    job = lasting_farm.client.submit(Script(name="nobody").request())
+    assert (job.status().state, job.status().waiting_for) == ("waiting", "waiting: no worker is alive")

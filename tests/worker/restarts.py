@@ -1,7 +1,8 @@
 """A worker whose fleet breaks in mid-render, and which starts over: what happened when, and what must be true of it."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -90,24 +91,26 @@ class Restart:
 
 
 @contextmanager
-def running_worker(setting: Setting, checkpoint: Path, folder: Path) -> Iterator["Restarts"]:
-    """With a Redis and a store of its own; it has rendered once."""
+def running_worker(
+    setting: Setting, checkpoint: Path, folder: Path, launcher: Sequence[str] = ()
+) -> Iterator["Restarts"]:
+    """With a Redis and a store of its own; it has rendered once. `launcher`: what starts it."""
     with ExitStack() as stack:
         server = stack.enter_context(running_redis())
         # A lease as in production: it does not run out before the worker hands the job back.
         farm = Farm(server.url, (folder / "store").as_uri(), folder, stack, lease_s=60.0)
-        yield Restarts(setting, checkpoint, farm)
+        yield Restarts(setting, checkpoint, farm, launcher)
 
 
 class Restarts:
     """One worker through several fleets, and one request again and again."""
 
-    def __init__(self, setting: Setting, checkpoint: Path, farm: Farm) -> None:
+    def __init__(self, setting: Setting, checkpoint: Path, farm: Farm, launcher: Sequence[str]) -> None:
         self._setting, self._farm, self._diary = setting, farm, Diary(farm.folder)
         self._store = open_store(farm.store_url)
         # Nobody here can serve it: it stays in the queue, and whatever is handed back must come before it.
         farm.client.submit({**setting.request, "precision": "nvfp4"})
-        self._worker = self._start(checkpoint)
+        self._worker = self._start(checkpoint, launcher)
         self._undisturbed = self._await_report(farm.client.submit(setting.request))
 
     @property
@@ -121,6 +124,13 @@ class Restarts:
 
     def log_tail(self) -> str:
         return self._worker.log.read_text()[-MOST_LETTERS:]
+
+    def shared_memory_bytes(self) -> set[int]:
+        """What the worker and its ranks have at the most."""
+        mounts = [
+            os.statvfs(f"/proc/{pid}/root/dev/shm") for pid in (self._worker.process.pid, *self._worker.rank_pids())
+        ]
+        return {mount.f_frsize * mount.f_blocks for mount in mounts}
 
     def disturb(self, fault: Fault) -> Restart:
         """Render once more, with a fault in the middle."""
@@ -141,13 +151,14 @@ class Restarts:
         }
         return Restart(timeline, lost.reason, resumed_step, claims | self._compare_fleets())
 
-    def _start(self, checkpoint: Path) -> Worker:
+    def _start(self, checkpoint: Path, launcher: Sequence[str]) -> Worker:
         setting = self._setting
         environment = {FOLDER: str(self._farm.folder), "H3_STEP_TIMEOUT_S": str(setting.step_limit_s)}
         worker = self._farm.start(
             *("--runner", f"{Breakable.__module__}:{Breakable.__name__}", "--backend", setting.backend),
             *("--checkpoint", str(checkpoint)),
             ranks=setting.ranks,
+            launcher=launcher,
             **environment,
             H3_LOG_FORMAT="json",
         )

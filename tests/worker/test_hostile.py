@@ -16,7 +16,7 @@ from jobs.queues import JOB_FUNCTION, QueueName
 from tests.end_to_end.conftest import start_worker  # noqa: F401  # a fixture
 from tests.worker.calls import FIELDS, call, packed
 
-HOW_MANY = 2_000
+HOW_MANY, HOW_MANY_IN_FULL = 500, 2_000
 SEED = 20_26
 DEADLINE_S = 90.0
 MOST_MEMORY_KIB = 1 << 20  # of the worker; half of it is torch
@@ -226,19 +226,22 @@ def _inflating(of, megabytes):
     return first + (megabytes - 1) * other + compressor.flush()
 
 
-def test_two_thousand_hostile_jobs_are_put_away_and_the_good_one_is_rendered(
+@pytest.mark.slow
+def test_hostile_jobs_are_put_away_and_the_good_one_is_rendered(
     redis_url,
     file_store_url,
     start_worker,  # noqa: F811
     tmp_path,
+    full,
 ):
+    how_many = HOW_MANY_IN_FULL if full else HOW_MANY
     marker = tmp_path / "marker"
     with Redis.from_url(redis_url) as redis:
         hostile = Hostile(random.Random(SEED), marker)
         with redis.pipeline(transaction=False) as pipeline:
-            ids = [hostile.write(pipeline, number) for number in range(HOW_MANY)]
+            ids = [hostile.write(pipeline, number) for number in range(how_many)]
             pipeline.execute()
-        assert len(set(ids)) == HOW_MANY == sum(redis.llen(f"rq:queue:{queue}") for queue in QueueName)
+        assert len(set(ids)) == how_many == sum(redis.llen(f"rq:queue:{queue}") for queue in QueueName)
         for key in ("rq:wip:high", "rq:failed:batch", "rq:queue:default:intermediate", "rq:clean_registries:high"):
             redis.set(key, "of a wrong type")
         good = Client(redis).submit(FIELDS, queue=QueueName.BATCH)

@@ -114,13 +114,16 @@ class Talking(Light):
         os.write(2, b"rank %d goes on\n" % self.rank)
 
 
-def test_what_the_ranks_of_a_worker_print_names_rank_job_and_attempt(redis_url, file_store_url, tmp_path):
+@pytest.mark.slow
+def test_what_the_ranks_of_a_worker_print_names_rank_job_and_attempt(redis_url, file_store_url, tmp_path, full):
+    number = 2 if full else 1
     with ExitStack() as stack:
         farm = Farm(redis_url, file_store_url, tmp_path, stack)
-        worker = farm.start(*("--runner", "tests.worker.test_logs:Talking", "--burst"), ranks=2, H3_LOG_FORMAT="json")
+        options = ("--runner", "tests.worker.test_logs:Talking", "--burst")
+        worker = farm.start(*options, ranks=number, H3_LOG_FORMAT="json")
         job = farm.client.submit(REQUEST)
         assert worker.process.wait(START_S) == 0
     lines = [json.loads(line) for line in worker.log.read_text().splitlines() if line.startswith("{")]
     said = {(line["event"], line["rank"], line.get("job_id"), line.get("attempt")) for line in lines if "rank" in line}
-    assert said >= {(f"rank {rank} goes on", rank, job.id, 1) for rank in (0, 1)}
-    assert said >= {("set up", rank, None, None) for rank in (0, 1)}
+    assert said >= {(f"rank {rank} goes on", rank, job.id, 1) for rank in range(number)}
+    assert said >= {("set up", rank, None, None) for rank in range(number)}

@@ -25,7 +25,7 @@ from jobs.lease import BEATS_A_LEASE, LEASES_KEY, WAKE_CHANNEL, Leases
 from jobs.offers import Offer
 from jobs.queues import QueueName
 from jobs.render_times import RenderClass, read_render_times
-from jobs.request import ResolvedRequest
+from jobs.request import GenerateRequest, ResolvedRequest
 from jobs.result import Result, result_key
 from jobs.store import open_store
 from jobs.workers import WorkerState, read_workers
@@ -34,7 +34,7 @@ from tests.worker.calls import push
 from tests.worker.outages import FAILURES
 from tests.worker.runners import GO_ON, Deaf, Dying, Light, Waiting
 from worker.attempt import Attempt
-from worker.errors import Interrupted, UploadFailed
+from worker.errors import Interrupted, Stalled, UploadFailed
 from worker.life import Life
 from worker.mgpu import MGPUController
 from worker.outputs import OutputLimits, Outputs
@@ -56,6 +56,22 @@ def light_fleet():
         yield controller
 
 
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory):
+    """The file that lets `Waiting` and `Deaf` go on, whichever test has started them."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("gate") / "go-on"
+        patch.setenv(GO_ON, str(path))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def waiting_fleet(gate):
+    """Likewise."""
+    with new_fleet(Waiting) as controller:
+        yield controller
+
+
 @contextmanager
 def new_fleet(runner):
     controller = MGPUController(runner, num_gpus=1, backend="gloo", outputs="cpu")
@@ -68,15 +84,15 @@ def new_fleet(runner):
 
 @pytest.fixture
 def new_worker(light_fleet, file_store_url, tmp_path):
-    """Make workers, with a fleet of their own if they name a runner."""
+    """Make workers, on a fleet that tests share, or one of their own if they name a runner."""
     with ExitStack() as stack:
 
-        def make(url, runner=None, store=None, **settings):
+        def make(url, runner=None, store=None, fleet=light_fleet, **settings):
             once = Retry(NoBackoff(), 0)  # the library's own retries would hide ours
             redis = stack.enter_context(Redis.from_url(url, retry=once))
             settings = {"lease_s": LEASE_S, "least_free_bytes": 0, "spool_dir": tmp_path, **settings}
             settings = WorkerSettings(store_url=file_store_url, **settings)
-            fleet = stack.enter_context(new_fleet(runner)) if runner else light_fleet
+            fleet = stack.enter_context(new_fleet(runner)) if runner else fleet
             life, beat_s = Life(), settings.lease_s / BEATS_A_LEASE
             standing = Standing(settings.worker_name, life, OFFER, fleet, (), beat_s)
             store = store or open_store(file_store_url)
@@ -97,11 +113,10 @@ def signal_handlers():
 
 
 @pytest.fixture
-def go_on(tmp_path, monkeypatch):
-    """Lets the runner `Waiting` go on."""
-    path = tmp_path / "go-on"
-    monkeypatch.setenv(GO_ON, str(path))  # before the fleet is started
-    return path.touch
+def go_on(gate):
+    """Lets the runners `Waiting` and `Deaf` go on."""
+    gate.unlink(missing_ok=True)
+    return gate.touch
 
 
 def serve(worker, act):
@@ -405,8 +420,10 @@ def test_an_idle_worker_leaves_while_redis_is_gone(new_worker, redis_server):
     assert "not signed off, the record of this worker will expire" in [line["event"] for line in lines]
 
 
-def test_at_the_first_signal_the_fleet_stops_and_the_job_goes_back_uncharged(new_worker, redis_url, redis, go_on):
-    worker = new_worker(redis_url, Waiting)
+def test_at_the_first_signal_the_fleet_stops_and_the_job_goes_back_uncharged(
+    new_worker, waiting_fleet, redis_url, redis, go_on
+):
+    worker = new_worker(redis_url, fleet=waiting_fleet)
     job, behind = submit(redis), submit(redis)
 
     def act():
@@ -482,6 +499,15 @@ def test_a_fleet_that_is_shut_down_before_the_render_begins_interrupts_the_attem
         attempt.run(outputs)
 
 
+def test_an_attempt_that_is_over_does_not_end_the_fleet_of_the_next(light_fleet, job, store):
+    attempt = Attempt(light_fleet, GenerateRequest.parse(REQUEST).resolve(), StallWatch(), None)
+    attempt._end(job.begin(store))
+    before = threading.active_count()
+    attempt.abort(Stalled("too late"))
+    assert light_fleet.is_alive
+    assert threading.active_count() == before  # nobody is about to end it
+
+
 # --- running jobs
 
 
@@ -550,8 +576,10 @@ def test_a_burst_ends_when_the_queues_are_empty_whatever_was_in_them(new_worker,
     assert [redis.llen(f"rq:queue:{queue}") for queue in QueueName] == [0, 0, 0]
 
 
-def test_an_attempt_whose_lease_is_lost_is_discarded_and_the_fleet_stays(new_worker, redis_url, redis, go_on):
-    worker = new_worker(redis_url, Waiting)
+def test_an_attempt_whose_lease_is_lost_is_discarded_and_the_fleet_stays(
+    new_worker, waiting_fleet, redis_url, redis, go_on
+):
+    worker = new_worker(redis_url, fleet=waiting_fleet)
     lost = submit(redis)
 
     def act():
@@ -585,15 +613,17 @@ def test_a_fleet_that_is_lost_costs_the_job_one_of_its_tries(
     assert (lost.charge, reason in lost.reason) == ("fatal", True)
 
 
-def test_a_lease_is_kept_for_as_long_as_the_job_runs(new_worker, redis_url, redis, go_on):
-    worker = new_worker(redis_url, Waiting, lease_s=1.2)
+def test_a_lease_is_kept_for_as_long_as_the_job_runs(new_worker, waiting_fleet, redis_url, redis, go_on):
+    worker = new_worker(redis_url, fleet=waiting_fleet, lease_s=1.2)
     job = submit(redis)
     serve(worker, lambda: await_longer_than_a_lease(redis, job, go_on))
     assert job.wait(timeout_s=1).attempt == 1
 
 
-def test_a_lease_is_kept_though_the_workers_record_cannot_be_written(new_worker, redis_url, redis, go_on):
-    worker = new_worker(redis_url, Waiting, lease_s=1.2)
+def test_a_lease_is_kept_though_the_workers_record_cannot_be_written(
+    new_worker, waiting_fleet, redis_url, redis, go_on
+):
+    worker = new_worker(redis_url, fleet=waiting_fleet, lease_s=1.2)
     job = submit(redis)
 
     def act():
