@@ -1,4 +1,4 @@
-"""What a worker does besides the plain render: one over TCP and S3, as docs/operations.md starts it, serves all tests."""
+"""What a worker does besides the plain render. One, over TCP and S3 and as docs/operations.md starts it, serves all."""
 
 import re
 from contextlib import ExitStack
