@@ -1,4 +1,7 @@
-"""The commands for a whole fleet, those that act as real processes, with a real Redis and the local RunPod: guards, lease, secrets."""
+"""The commands for a whole fleet, with a real Redis and the local RunPod: guards, lease, secrets.
+
+Those that act are real processes.
+"""
 
 import json
 import signal
