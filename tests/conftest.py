@@ -93,7 +93,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Point boto3, here and in child processes, to the test's server."""
-    return _replace_aws(s3_server.environment, monkeypatch)
+    return replace_aws(s3_server.environment, monkeypatch)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def s3_store_url(s3_server: S3Server, s3_environment: dict[str, str]) -> str:
 @pytest.fixture
 def tls_s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The same over TLS, where boto3 signs and frames bodies in another way than over plain HTTP."""
-    return _replace_aws(s3_server.tls_environment, monkeypatch)
+    return replace_aws(s3_server.tls_environment, monkeypatch)
 
 
 @pytest.fixture
@@ -156,7 +156,8 @@ def private_folder() -> Iterator[Path]:
         yield folder
 
 
-def _replace_aws(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def replace_aws(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Until the patch is undone, boto3 in this process and its children knows of no other store."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in environment.items():

@@ -7,6 +7,7 @@ trap 'exit 130' INT # without it bash goes on: a run that is interrupted ends as
 tools=$(dirname "${BASH_SOURCE[0]}")
 export H3_DISTRIBUTED_BENCHMARK=${H3_DISTRIBUTED_BENCHMARK:-${H3_DISTRIBUTED_OUTPUT:-build/distributed}/benchmark.json}
 known_modes="ulysses tensor"
+nothing_left="nothing was left to run: H3_GPU_COUNTS and H3_DISTRIBUTED_MODES name no run that fits this machine"
 
 refuse() {
     echo "$1" >&2
@@ -31,6 +32,8 @@ done
 for mode in "${modes[@]}"; do
     [[ " $known_modes " == *" $mode "* ]] || refuse "H3_DISTRIBUTED_MODES: '$mode' is no mode: take some of $known_modes"
 done
+[[ -z ${H3_WORLD_SIZE:-} ]] || require_world_size H3_WORLD_SIZE "$H3_WORLD_SIZE"
+((${#counts[@]} && ${#modes[@]})) || refuse "$nothing_left"
 
 # Without the collector torch takes two thirds of the time.
 most=$("$tools/python.sh" -c 'import gc; gc.disable(); import torch; gc.freeze(); print(torch.cuda.device_count())')
@@ -38,7 +41,6 @@ limit="visible GPUs"
 if ((most == 0)); then
     most=${H3_WORLD_SIZE:-2}
     limit="ranks on the CPU (H3_WORLD_SIZE)"
-    require_world_size H3_WORLD_SIZE "$most"
 fi
 
 ran=0
@@ -55,7 +57,7 @@ for count in "${counts[@]}"; do
         "$tools/run_distributed_t2va.sh" "$mode" "$count" "$@" | tee -a "$paths" || failed+=("$mode $count")
     done
 done
-((ran)) || refuse "nothing was left to run: H3_GPU_COUNTS and H3_DISTRIBUTED_MODES name no run that fits this machine"
+((ran)) || refuse "$nothing_left"
 
 mapfile -t reports <"$paths"
 if ((${#reports[@]})); then

@@ -41,8 +41,7 @@ PATIENCE = {
     "H3_PODS_IDLE_S": "0.5",
     "H3_PODS_BOOT_S": "1",
 }
-MOST = 3
-LIMITS = ("--budget-per-hour", "20", "--budget-total", "5", "--max", str(MOST), "--target-wait", "1", "--count", "1")
+LIMITS = ("--budget-per-hour", "20", "--budget-total", "5", "--target-wait", "1", "--count", "1")
 
 
 class Machines:
@@ -100,6 +99,7 @@ class Rented:
     store_url: str
     environment: Mapping[str, str]  # of whoever rents and submits
     env_file: Path
+    most: int  # pods at once
     _numbers: Iterator[int]
 
     def submit(self, shots: int, steps: int) -> None:
@@ -120,7 +120,18 @@ class Rented:
     @contextmanager
     def running_up(self) -> Iterator[Up]:
         log = self.folder / f"up-{next(self._numbers)}.log"
-        flags = ["--until-done", "--yes", "--image", IMAGE, "--env-file", str(self.env_file), "--fleet", FLEET]
+        flags = [
+            "--max",
+            str(self.most),
+            "--until-done",
+            "--yes",
+            "--image",
+            IMAGE,
+            "--env-file",
+            str(self.env_file),
+            "--fleet",
+            FLEET,
+        ]
         with log.open("w") as output:
             process = subprocess.Popen(
                 [*COMMAND, "pods", "up", *LIMITS, *flags],
@@ -175,7 +186,7 @@ class Rented:
 
 
 @contextmanager
-def renting(redis: RedisServer, folder: Path) -> Iterator[Rented]:
+def renting(redis: RedisServer, folder: Path, most: int) -> Iterator[Rented]:
     """Whatever was started has ended with the block."""
     machines, store = folder / "machines", (folder / "store").as_uri()
     machines.mkdir()
@@ -188,9 +199,8 @@ def renting(redis: RedisServer, folder: Path) -> Iterator[Rented]:
         Redis.from_url(redis.url) as client,
     ):
         variables = {"REDIS_URL": redis.url, "H3_STORE_URL": store, **PATIENCE, **runpod.environment}
-        yield Rented(
-            runpod, client, folder, redis.socket.parent, store, make_environment(folder, variables), env_file, count(1)
-        )
+        environment = make_environment(folder, variables)
+        yield Rented(runpod, client, folder, redis.socket.parent, store, environment, env_file, most, count(1))
         assert runpod.outside() == []
 
 

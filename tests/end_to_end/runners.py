@@ -1,5 +1,5 @@
-"""H3Runner with twists that jobs ask for by their prompt. It runs in rank processes, and its folder is told by the
-environment.
+"""H3Runner with twists that jobs ask for by their prompt. It runs in rank processes, and folder and store are told by
+the environment.
 """
 
 import os
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import h3.parallel.decode
 from h3.runner import H3Runner
+from jobs.store import open_store
 from tests.waiting import eventually
 from worker.items import StepDone
 
-FOLDER = "TEST_TWISTED"  # where the store lies, and a file for each twist that has come about
+FOLDER = "TEST_TWISTED"  # where a file is made for each twist that has come about
+STORE = "TEST_TWISTED_STORE"  # its URL
 STREAM, NONSENSE = "a stream", "nonsense"  # prompts
 
 
@@ -23,7 +25,7 @@ class Twisted(H3Runner):
 
     def setup(self, **setup):
         super().setup(**setup)
-        self._folder = Path(os.environ[FOLDER])
+        self._folder, self._store = Path(os.environ[FOLDER]), open_store(os.environ[STORE])
 
     def __call__(self, *, request, **job):
         if self.rank == 0 and request.prompt == NONSENSE and not (self._folder / NONSENSE).exists():
@@ -47,4 +49,4 @@ class Twisted(H3Runner):
         return watched
 
     def _first_segments(self):
-        return set((self._folder / "store").rglob("segment-00000.m4s"))
+        return {key for key in self._store.list("") if key.endswith("segment-00000.m4s")}

@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+import h3render
 from jobs import embedded
 from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run
 from tests.end_to_end.video import read
+from tests.in_process import call
 from worker.demo import TINY_NAME
 
 
@@ -27,7 +29,7 @@ def user(need_redis, private_folder, tmp_path):
 
 
 def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
-    real_job = run("submit", "somebody's real job", **user).stdout.strip()
+    real_job = call(h3render.app, "submit", "somebody's real job", **user).stdout.strip()
     done = run("demo", "a paper boat in the rain", timeout_s=100, **user)
     assert done.returncode == 0, done.stderr
     paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:3])
@@ -38,14 +40,14 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
         assert phase in done.stderr
 
     # The untrained model takes nobody's real job, and leaves no queue behind.
-    assert run("status", real_job, **user).stdout.startswith(f"{real_job} waiting: no worker is alive")
+    assert call(h3render.app, "status", real_job, **user).stdout.startswith(f"{real_job} waiting: no worker is alive")
     with Redis.from_url(embedded.socket_url(Path(user["H3_RUNTIME_DIR"]) / "redis.sock")) as redis:
         assert redis.keys("rq:queue:*") == [b"rq:queue:default"]
 
-    server = run("redis", "status", **user)
+    server = call(h3render.app, "redis", "status", **user)
     assert "pid" in server.stdout  # the queue outlives the command
     assert run("redis", "stop", **user).stdout == "stopped\n"
-    assert run("redis", "stop", **user).stdout == "not running\n"
+    assert call(h3render.app, "redis", "stop", **user).stdout == "not running\n"
 
 
 def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, checkpoint, tmp_path):
@@ -80,12 +82,12 @@ def test_the_doctor_examines_this_machine(user, checkpoint):
 
 
 def test_the_doctor_names_what_fails_and_the_remedy(user):
-    done = run("doctor", "--store", "file:///proc/h3render", **user)
-    assert done.returncode == 1
+    done = call(h3render.app, "doctor", "--store", "file:///proc/h3render", **user)
+    assert done.exit_code == 1
     assert "FAIL  store" in done.stdout
 
 
 def test_the_doctor_tells_where_a_models_parts_stay_on_a_rank_in_a_mode(user, checkpoint):
-    told = run(*typed(1, checkpoint), "--mode", "tensor", H3_BACKEND="gloo", **user).stdout
+    told = call(h3render.app, *typed(1, checkpoint), "--mode", "tensor", H3_BACKEND="gloo", **user).stdout
     assert "can be served by 2 ranks in mode tensor" in told
     assert "blocks: 6.5 MiB" in told  # of 12

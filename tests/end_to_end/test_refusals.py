@@ -1,15 +1,28 @@
-"""What bad input gets: a clear message, exit code 2, no traceback, and nothing queued or rendered."""
+"""What bad input gets: a clear message, exit code 2, no traceback, and nothing queued or rendered.
+
+Of each kind one goes through the real command, the others through the same in this process.
+"""
 
 import shutil
 
 import pytest
-from redis import Redis
 
+import h3render
 from h3.model_folder import ModelFolder
 from tests.end_to_end.conftest import run
+from tests.in_process import call
+
+NOBODY = "redis://127.0.0.1:1/0"
 
 
 def refused(*arguments: str, **environment: str) -> str:
+    """What it says."""
+    done = call(h3render.app, *arguments, COLUMNS="200", **environment)
+    assert done.exit_code == 2, done.output
+    return done.stderr
+
+
+def really_refused(*arguments: str, **environment: str) -> str:
     done = run(*arguments, **environment)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -26,22 +39,34 @@ def refused(*arguments: str, **environment: str) -> str:
         (["a", "--stepz", "3"], "--stepz"),
     ],
 )
-def test_a_wrong_request_is_refused_before_it_is_queued(redis_url, file_store_url, arguments, message):
+def test_a_wrong_request_is_refused_before_it_is_queued(redis, redis_url, file_store_url, arguments, message):
     assert message in refused("submit", *arguments, "--url", redis_url, "--store", file_store_url)
-    with Redis.from_url(redis_url) as redis:
-        assert redis.keys() == []
+    assert redis.keys() == []
 
 
-@pytest.mark.parametrize(
-    ("command", "code"), [(["submit", "a"], 2), (["watch", "j"], 2), (["status", "j"], 2), (["worker"], 75)]
-)
-def test_a_redis_that_does_not_answer_is_named(command, code, checkpoint):
-    """A worker's supervisor is told to try again later: it may have been started before the server."""
-    done = run(*command, "--url", "redis://127.0.0.1:1/0", H3_MODEL_PATH=str(checkpoint))
-    assert done.returncode == code
-    assert "Redis at redis://127.0.0.1:1/0 does not answer" in done.stderr
-    assert "REDIS_URL" in done.stderr
+def test_the_real_command_refuses_as_well(redis, redis_url, file_store_url):
+    assert "steps 0 is too small" in really_refused("submit", "a", "--steps", "0", "--url", redis_url)
+    assert redis.keys() == []
+    worker = ("worker", "--url", redis_url, "--store", file_store_url)
+    assert "h3render checkpoint tiny DIR" in really_refused(*worker)
+
+
+@pytest.mark.parametrize("command", [["submit", "a"], ["watch", "j"], ["status", "j"]])
+def test_a_redis_that_does_not_answer_is_named(command):
+    assert_nobody_is_named(refused(*command, "--url", NOBODY))
+
+
+def test_a_worker_without_a_redis_tells_its_supervisor_to_try_again_later(checkpoint):
+    """It may have been started before the server."""
+    done = run("worker", "--url", NOBODY, H3_MODEL_PATH=str(checkpoint))
+    assert done.returncode == 75
+    assert_nobody_is_named(done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def assert_nobody_is_named(said: str) -> None:
+    assert f"Redis at {NOBODY} does not answer" in said
+    assert "REDIS_URL" in said
 
 
 @pytest.mark.parametrize(
@@ -56,17 +81,13 @@ def test_a_store_that_cannot_be_written_stops_the_worker(redis_url, s3_environme
     assert message in refused("worker", "--url", redis_url, "--store", store, "--checkpoint", str(checkpoint))
 
 
-def test_a_worker_without_a_checkpoint_says_how_to_get_one(redis_url, file_store_url):
-    assert "h3render checkpoint tiny DIR" in refused("worker", "--url", redis_url, "--store", file_store_url)
-
-
 def test_a_damaged_checkpoint_is_named_by_file_and_tensor_before_a_rank_starts(
     redis_url, file_store_url, checkpoint, tmp_path
 ):
     damaged = shutil.copytree(checkpoint, tmp_path / "damaged")
     shard = sorted(ModelFolder.below(damaged).transformer.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-10])
-    stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(damaged))
+    stderr = really_refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(damaged))
     assert f"{shard} is cut short in tensor " in stderr
     shard.unlink()
     stderr = refused("worker", "--url", redis_url, "--store", file_store_url, "--checkpoint", str(damaged))

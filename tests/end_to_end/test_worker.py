@@ -1,9 +1,10 @@
-"""What a worker does besides the plain render. One serves all tests but the last."""
+"""What a worker does besides the plain render. One, over TCP and S3 and as docs/operations.md starts it, serves all."""
 
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from redis import Redis
@@ -15,9 +16,10 @@ from jobs import events
 from jobs.client import Client
 from jobs.queues import QueueName, open_queue
 from jobs.store import open_store
+from tests.conftest import replace_aws
 from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run, start_process
-from tests.end_to_end.runners import FOLDER, NONSENSE, STREAM
+from tests.end_to_end.runners import FOLDER, NONSENSE, STORE, STREAM, Twisted
 from tests.servers import free_ports, running_redis
 
 REFUSALS = {
@@ -33,6 +35,8 @@ class Lasting:
     """A worker with a queue and a store of its own."""
 
     redis: Redis
+    url: str
+    store_url: str
     folder: Path
 
     def submit(self, prompt, *, frames=22, queue=QueueName.DEFAULT):
@@ -40,18 +44,25 @@ class Lasting:
 
 
 @pytest.fixture(scope="module")
-def lasting(need_redis, checkpoint, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lasting")
+def lasting(need_redis, s3_server, checkpoint, tmp_path_factory, full):
+    folder, store_url = tmp_path_factory.mktemp("lasting"), f"s3://{s3_server.bucket}/lasting-{uuid4().hex}"
+    port, metrics_port = free_ports(2)
+    url = f"redis://127.0.0.1:{port}/0"
+    ranks = "2" if full else "1"  # one decodes in rounds, too
     with running_redis() as server, Redis.from_url(server.url) as redis, ExitStack() as stack:
-        arguments = ("--url", server.url, "--store", (folder / "store").as_uri(), "--checkpoint", str(checkpoint))
-        runner = ("--runner", "tests.end_to_end.runners:Twisted")
-        start_process(stack, folder / "worker.log", *arguments, *runner, **{FOLDER: str(folder)})
-        yield Lasting(redis, folder)
+        replace_aws(s3_server.environment, stack.enter_context(pytest.MonkeyPatch.context()))
+        redis.config_set("port", port)
+        command, *arguments = typed(2, checkpoint, metrics_port)
+        assert command == "worker"  # as which it is started
+        arguments += ["--ranks", ranks, "--runner", f"{Twisted.__module__}:{Twisted.__name__}"]
+        arguments += ["--url", url, "--store", store_url]
+        start_process(stack, folder / "worker.log", *arguments, **{FOLDER: str(folder), STORE: store_url})
+        yield Lasting(redis, url, store_url, folder)
 
 
 def test_a_segment_is_in_the_store_before_the_last_clip_is_decoded(lasting):
     """The order is a cause, not a coincidence: the decoder waits for the stored segment."""
-    job = lasting.submit(STREAM, frames=56)  # three clips: two rounds of two ranks
+    job = lasting.submit(STREAM, frames=56)  # three clips: two or three rounds
     told = [event.kind for event in job.events(timeout_s=90)]
     assert told[-4:] == ["segment_ready", "segment_ready", "segment_ready", "finished"]
     assert (lasting.folder / STREAM).exists()  # there was a second round
@@ -94,24 +105,18 @@ def test_a_result_whose_worker_died_before_it_could_say_so_is_the_jobs_result(la
     assert job.status().state == "finished"
 
 
-def test_submit_and_worker_meet_over_redis_and_s3(redis_server, s3_store_url, checkpoint, start_worker, tmp_path):
-    port, metrics_port = free_ports(2)
-    with Redis.from_url(redis_server.url) as redis:
-        redis.config_set("port", port)
-    url = f"redis://127.0.0.1:{port}/0"
-    worker = typed(2, checkpoint, metrics_port)
-    assert worker[:3] == ["worker", "--checkpoint", str(checkpoint)]  # as `start_worker` begins it
-    start_worker(*worker[3:], "--ranks", "1", "--url", url, "--store", s3_store_url)  # more are those of other tests
+def test_submit_and_worker_meet_over_redis_and_s3(lasting, tmp_path):
+    where = ("--url", lasting.url, "--store", lasting.store_url)
     size = ("--width", "64", "--height", "64", "--frames", "22", "--steps", "2", "--seed", "1")
-    submitted = run("submit", "a red kite", *size, "--watch", "--url", url, "--store", s3_store_url, timeout_s=100)
+    submitted = run("submit", "a red kite", *size, "--watch", *where, timeout_s=100)
     assert submitted.returncode == 0, submitted.stderr
     job_id = submitted.stdout.splitlines()[0]
-    assert f"{s3_store_url}/{job_id}/attempts/1/video.mp4" in submitted.stdout
+    assert f"{lasting.store_url}/{job_id}/attempts/1/video.mp4" in submitted.stdout
     assert "denoise: 2/2" in submitted.stderr
-    seen = run(*typed(3, checkpoint), "--url", url, COLUMNS="200").stdout
+    seen = run(*typed(3, Path()), "--url", lasting.url, COLUMNS="200").stdout
     assert re.search(r" (starting|busy|ready) ", seen), seen  # as of its last beat
-    store = open_store(s3_store_url)
-    job = Client.open(url).job(job_id)  # the last event names the store
+    store = open_store(lasting.store_url)
+    job = Client.open(lasting.url).job(job_id)  # the last event names the store
     assert job.fetch(tmp_path).stat().st_size > 0
     for piece in job.result().pieces:
         assert (stored := store.stat(piece.key)) is not None

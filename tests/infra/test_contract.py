@@ -8,6 +8,7 @@ import json
 import pytest
 from pydantic import SecretStr
 
+from infra.cli import pods_app
 from infra.create import Creator
 from infra.errors import (
     ApiError,
@@ -26,6 +27,7 @@ from infra.runpod import RunPod
 from infra.terminate import ask_end, terminate_pod
 from infra.transport import Limits
 from jobs.workers import server_time, write_worker
+from tests.in_process import call
 from tests.infra.pod_commands import make_environment, run_command
 from tests.infra.pods import make_order, make_worker
 from tests.infra.runpod.clients import body
@@ -340,44 +342,58 @@ def run(quick, tmp_path):
     return run
 
 
-def test_the_seeds_lines_work_on_a_fresh_machine(quick, run, tmp_path):
-    assert "RTX PRO 6000" in run("catalog", "--count", 8).stdout
-    assert "40" in run("create", "--count", 8, code=2).stdout  # the built-in cap is in the plan
-    run("create", "--count", 8, "--dry-run")
-    run("create", "--count", 8, code=2, H3_PODS_YES="1", H3_YES="1", YES="1", RUNPOD_API_YES="1")
+@pytest.fixture
+def ask(quick, tmp_path):
+    """The same in this process."""
+    environment = make_environment(tmp_path, quick.environment)
+
+    def ask(*arguments, code=0, **variables):
+        done = call(pods_app, *arguments, **(environment | {"COLUMNS": "200"} | variables))
+        assert done.exit_code == code, done.output
+        assert quick.key not in done.output
+        return done
+
+    return ask
+
+
+def test_the_seeds_lines_work_on_a_fresh_machine(quick, run, ask, tmp_path):
+    assert "RTX PRO 6000" in ask("catalog", "--count", 8).stdout
+    assert "40" in ask("create", "--count", 8, code=2).stdout  # the built-in cap is in the plan
+    ask("create", "--count", 8, "--dry-run")
+    ask("create", "--count", 8, code=2, H3_PODS_YES="1", H3_YES="1", YES="1", RUNPOD_API_YES="1")
     assert quick.changes() == []
     public_key = tmp_path / "id.pub"
     public_key.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here\n")
     [pod_id] = run("create", "--count", 8, "--ssh-public-key", public_key, "--yes").stdout.split()
     assert [pod.id for pod in quick.alive()] == [pod_id]
-    assert "RUNNING" in run("get", pod_id, "--wait", 30).stdout
-    assert pod_id in run("list").stdout
-    run("logs", pod_id, "--seconds", 1)
-    run("cost", pod_id)
+    assert "RUNNING" in ask("get", pod_id, "--wait", 30).stdout
+    assert pod_id in ask("list").stdout
+    ask("logs", pod_id, "--seconds", 1)
+    ask("cost", pod_id)
     before = len(quick.changes())
-    told = run("terminate", pod_id, code=2)
+    told = ask("terminate", pod_id, code=2)
     assert "queue" in (told.stdout + told.stderr).lower()  # without REDIS_URL nobody was asked whether it is busy
     assert len(quick.changes()) == before
     run("terminate", pod_id, "--yes")
     assert quick.alive() == []
 
 
-def test_a_pod_that_is_not_ours_is_left_alone(quick, run):
+def test_a_pod_that_is_not_ours_is_left_alone(quick, ask):
     pod = quick.add_pod(body(name="somebody-elses"))
     before = len(quick.changes())
-    told = run("terminate", pod.id, "--yes", code=2)
+    told = ask("terminate", pod.id, "--yes", code=2)
     assert "--foreign" in told.stderr
     assert len(quick.changes()) == before
-    run("terminate", pod.id, "--foreign", "--yes")
+    ask("terminate", pod.id, "--foreign", "--yes")
     assert quick.alive() == []
 
 
-def test_a_pod_that_renders_is_ended_only_by_who_says_now(quick, run, redis, redis_url):
+def test_a_pod_that_renders_is_ended_only_by_who_says_now(quick, ask, redis, redis_url):
     pod = quick.add_pod(body(name="h3render-manual-pod-0123456789abcdef"))
     write_worker(redis, make_worker(pod.settings["name"], beat_at=server_time(redis)))
-    told = run("terminate", pod.id, "--yes", code=2, REDIS_URL=redis_url)
+    told = ask("terminate", pod.id, "--yes", code=2, REDIS_URL=redis_url)
     assert "it renders job job1, step 3 of 50" in told.stderr
     assert "--now" in told.stderr
     assert quick.changes() == []
-    run("terminate", pod.id, "--yes", "--now", REDIS_URL=redis_url)
+    ask("terminate", pod.id, "--yes", "--now", REDIS_URL=redis_url)
     assert quick.alive() == []

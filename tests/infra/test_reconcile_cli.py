@@ -1,4 +1,7 @@
-"""The commands for a whole fleet, as real processes, with a real Redis and the local RunPod: guards, lease, secrets."""
+"""The commands for a whole fleet, with a real Redis and the local RunPod: guards, lease, secrets.
+
+Those that act are real processes.
+"""
 
 import json
 import signal
@@ -12,10 +15,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from infra.cli import pods_app
 from infra.reconciler.lease import FleetKeys
 from infra.reconciler.orphans import YOUNG_S
 from infra.sweep import GRACE
 from jobs.client import Client
+from tests.in_process import call
 from tests.infra.pod_commands import ROOT, SCRIPT, find_processes, make_environment, run_command
 from tests.infra.runpod.clients import body
 from tests.infra.runpod.clock import WallClock
@@ -65,6 +70,13 @@ class Desk:
     def run(self, *arguments, code=0, **variables):
         done = run_command(arguments, self.environment | variables, (KEY, *SECRETS))
         assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def ask(self, *arguments, code=0, **variables):
+        """The same in this process."""
+        done = call(pods_app, *arguments, **(self.environment | {"COLUMNS": "200"} | variables))
+        assert done.exit_code == code, done.output
+        assert not any(secret in done.output for secret in (KEY, *SECRETS))
         return done
 
     def start_up(self, *flags):
@@ -155,7 +167,7 @@ def test_without_yes_nothing_is_ordered_ended_or_written(desk):
     before = desk.dump()
     up = (*USUAL, "--env-file", desk.env_file)
     for code, command in ((2, ("up", *up)), (0, ("plan", *up)), (2, ("down",)), (2, ("sweep",))):
-        done = desk.run(*command, code=code)
+        done = desk.ask(*command, code=code)
         assert done.stderr.endswith(" does it\n")
         assert PLANNED[command[0]] in done.stdout
     assert desk.runpod.changes() == []
@@ -172,14 +184,14 @@ def test_without_yes_nothing_is_ordered_ended_or_written(desk):
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_sent(desk, arguments, variables, said):
-    assert said in desk.run(*arguments, code=2, **variables).stderr
+    assert said in desk.ask(*arguments, code=2, **variables).stderr
     assert desk.runpod.seen() == []
 
 
 def test_a_redis_that_keeps_nothing_is_refused_and_the_lease_is_given_back(desk):
     desk.submit(1)
     desk.redis.config_set("appendonly", "no")
-    done = desk.run("up", *USUAL, "--env-file", desk.env_file, "--yes", code=2)
+    done = desk.ask("up", *USUAL, "--env-file", desk.env_file, "--yes", code=2)
     assert "CONFIG SET appendonly yes" in done.stderr
     assert not desk.redis.exists(KEYS.lease)
     assert desk.runpod.changes() == []
@@ -195,10 +207,10 @@ def test_one_reconciler_acts_and_who_looks_is_told_which_until_it_is_stopped(des
     second = desk.run("up", *USUAL, "--env-file", desk.env_file, "--yes", code=75)
     assert f"process {up.process.pid}, for another " in second.stderr
 
-    lines = desk.run("status").stdout.splitlines()
+    lines = desk.ask("status").stdout.splitlines()
     assert f"process {up.process.pid}" in lines[0]
     assert sum(line.startswith("starting") for line in lines) == 2
-    told = json.loads(desk.run("status", "--json").stdout)
+    told = json.loads(desk.ask("status", "--json").stdout)
     assert told["reconciler"]["holder"].endswith(f"process {up.process.pid}")
     assert {pod["id"] for pod in told["pods"]} == {pod.id for pod in desk.runpod.alive()}
     assert (told["usd_per_hour"], told["work"]["waiting"]) == (3.78, 3)

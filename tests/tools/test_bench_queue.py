@@ -6,12 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from tests.in_process import call
+from tools.bench_queue.__main__ import main
 
 REPOSITORY = Path(__file__).parents[2]
 SHORT = ("--enqueue-jobs", "200", "--empty-jobs", "3", "--render-s", "1", "--idle-s", "1")
 FEW = ("--follow-s", "0.5", "--records", "5", "--many-jobs", "300")
 WITH_WORKER = {"enqueue", "busy-calls", "idle-calls"}
 CLIENTS = {"followers", "record-memory", "submit-many", "batch-file", "status", "status-queued", "status-running"}
+
+
+app = typer.Typer()
+app.command()(main)
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,9 +32,11 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_report_says_what_the_farm_costs_with_each_store_and_whether_that_met_the_goals(
     need_redis, s3_store_url, tmp_path, full
 ):
-    """A second store is a second worker, and one more fleet alone."""
+    """A second store is a second worker, and one more fleet alone; a second rank is one in each of these."""
     stores = ("file", "s3") if full else ("file",)
-    done = bench(*SHORT, *FEW, *(("--store", s3_store_url) if full else ()), str(tmp_path / "report.json"))
+    done = bench(
+        *SHORT, *FEW, *(("--store", s3_store_url) if full else ("--ranks", "1")), str(tmp_path / "report.json")
+    )
     report = json.loads((tmp_path / "report.json").read_text())
     rows = report["rows"]
     assert {"date", "devices", "torch", "python", "command", "redis"} <= report.keys()
@@ -59,7 +69,7 @@ def test_the_report_says_what_the_farm_costs_with_each_store_and_whether_that_me
 
 
 def test_a_row_that_is_not_there_is_named(tmp_path):
-    done = bench("--only", "speed", str(tmp_path / "report.json"))
-    assert done.returncode == 2
+    done = call(app, "--only", "speed", tmp_path / "report.json")
+    assert done.exit_code == 2
     assert "speed; there are enqueue, empty-job" in done.stderr
     assert not (tmp_path / "report.json").exists()

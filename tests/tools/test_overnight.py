@@ -31,7 +31,7 @@ from worker.outputs import OutputLimits, Outputs
 from worker.payload import read_waiting
 
 REPOSITORY = Path(__file__).parents[2]
-SHORT = ("--rows", "12", "--kills", "1")
+SHORT = ("--rows", "12", "--kills", "1", "--workers", "1", "--lease-s", "4")
 PRICE = 40_000.0  # so that a short night costs more than a rounding
 
 
@@ -130,7 +130,7 @@ def lasting_morning(need_redis, tmp_path_factory) -> Iterator[Morning]:
     folder = tmp_path_factory.mktemp("night")
     store_url = (folder / "store").as_uri()
     with running_redis() as server, Redis.from_url(server.url) as redis:
-        farm = Farm(server.url, store_url, {"REDIS_URL": server.url, "H3_STORE_URL": store_url}, [])
+        farm = Farm(server.url, store_url, {"REDIS_URL": server.url, "H3_STORE_URL": store_url}, [], folder / "gate")
         desk = Desk(farm, folder)
         submitted = desk.submit(write_rows(make_rows(FEWEST_ROWS, seed=1)))
         assert submitted.code == 0, submitted.errors

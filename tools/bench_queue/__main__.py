@@ -36,6 +36,7 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option(help=f"Measure this row; may be given again. Rows: {SLUGS}.")
     ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Of the worker, and of the fleet alone.")] = 2,
     enqueue_jobs: Annotated[int, typer.Option(min=1)] = 2000,
     empty_jobs: Annotated[int, typer.Option(min=2)] = 50,
     render_s: Annotated[float, typer.Option(min=1.0, help="How long the render takes by itself.")] = 20.0,
@@ -49,14 +50,14 @@ def main(
     amount = Amount(enqueue_jobs, empty_jobs, render_s, idle_s, follow_s, records, many_jobs)
     with tempfile.TemporaryDirectory(prefix="h3-bench-") as name, private_redis() as redis_url:
         folder = Path(name)
-        verdicts = measure_all(chosen, Farm(redis_url, (folder / "store").as_uri(), folder), amount)
+        verdicts = measure_all(chosen, Farm(redis_url, (folder / "store").as_uri(), folder, ranks), amount)
         if store is not None:
             with_store = [row for row in chosen if row.needs_store]
-            verdicts += measure_all(with_store, Farm(redis_url, store, folder), amount)
+            verdicts += measure_all(with_store, Farm(redis_url, store, folder, ranks), amount)
         server = describe_server(redis_url)
     print_table(verdicts)
     if report is not None:
-        write_report(report, verdicts, server)
+        write_report(report, verdicts, server, ranks)
     raise typer.Exit(0 if all(verdict.met for verdict in verdicts) else 1)
 
 

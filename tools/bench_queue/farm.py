@@ -1,4 +1,4 @@
-"""A throw-away farm: a Redis, a store, and one worker of two ranks, all as in production but for the runner."""
+"""A throw-away farm: a Redis, a store, and one worker, all as in production but for the runner."""
 
 import os
 import subprocess
@@ -21,7 +21,6 @@ from tools.bench_queue.scripted import Scripted
 from worker.mgpu import MGPUController
 
 REPOSITORY = Path(__file__).parents[2]
-RANKS = 2
 JOB_LIMIT_S = 120.0  # of a job that does nothing
 START_LIMIT_S, STOP_LIMIT_S = 240.0, 20.0
 LOG_TAIL_LINES = 20
@@ -43,9 +42,9 @@ def private_redis() -> Iterator[str]:
 
 
 @contextmanager
-def fleet_alone() -> Iterator[MGPUController]:
-    """The same ranks without queue and store."""
-    controller = MGPUController(Scripted, num_gpus=RANKS, backend="gloo", outputs="cpu")
+def fleet_alone(ranks: int) -> Iterator[MGPUController]:
+    """Without queue and store."""
+    controller = MGPUController(Scripted, num_gpus=ranks, backend="gloo", outputs="cpu")
     controller.start(timeout=START_LIMIT_S)
     try:
         yield controller
@@ -56,8 +55,8 @@ def fleet_alone() -> Iterator[MGPUController]:
 class Farm:
     """Redis and store; and a worker, once somebody asks for it."""
 
-    def __init__(self, redis_url: str, store_url: str, folder: Path) -> None:
-        self.store_url = store_url
+    def __init__(self, redis_url: str, store_url: str, folder: Path, ranks: int) -> None:
+        self.store_url, self.ranks = store_url, ranks
         self.store: Store = open_store(store_url)
         self.redis = Redis.from_url(redis_url)
         self.client = Client(self.redis, self.store)
@@ -95,7 +94,7 @@ class Farm:
         runner = f"{Scripted.__module__}:{Scripted.__name__}"
         return [
             *(sys.executable, "-m", "h3render", "worker", "--checkpoint", str(self._log.parent)),
-            *("--runner", runner, "--backend", "gloo", "--ranks", str(RANKS)),
+            *("--runner", runner, "--backend", "gloo", "--ranks", str(self.ranks)),
         ]
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from h3.machine import describe_machine
-from tools.bench_queue.farm import RANKS
 from tools.bench_queue.measured import Measured
 from tools.bench_queue.rows import Row, Verdict
 from tools.figures import show_figures, summarize
@@ -39,11 +38,11 @@ def show_measured(row: Row, measured: Measured) -> str:
     return "\n".join([*figures, *broken, *([measured.error] if measured.error else [])])
 
 
-def write_report(path: Path, verdicts: Sequence[Verdict], server: str) -> None:
+def write_report(path: Path, verdicts: Sequence[Verdict], server: str, ranks: int) -> None:
     report = {
         **describe_machine(on_gpus=False),
         "redis": server,
-        "ranks": RANKS,
+        "ranks": ranks,
         "rows": {verdict.name: row_report(verdict) for verdict in verdicts},
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def measure_enqueue(farm: Farm, amount: Amount) -> Measured:
 
 def measure_empty_job(farm: Farm, amount: Amount) -> Measured:
     """From `submit` to the last event at its client, less what the fleet alone needs for the same job."""
-    with fleet_alone() as controller:
+    with fleet_alone(farm.ranks) as controller:
         alone_ms = _repeat(lambda: _run_alone(controller), amount.empty_jobs)
     farm.start_worker()
     farmed_ms = _repeat(lambda: _run_farmed(farm), amount.empty_jobs)

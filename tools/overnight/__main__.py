@@ -1,4 +1,4 @@
-"""Rehearses a night: a batch on two workers, of which one is killed; then checks every number of the report.
+"""Rehearses a night: a batch on workers of which one is killed; then checks every number of the report.
 
 python tools/overnight benchmarks/reports/overnight-2cores.json --rows 300
 """
@@ -23,6 +23,7 @@ def main(
     rows: Annotated[int, typer.Option(min=FEWEST_ROWS, help="Of the file; one is a sweep of several shots.")] = 300,
     seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 1,
     kills: Annotated[int, typer.Option(min=0, help="Of one worker, each in the middle of a job.")] = 2,
+    workers: Annotated[int, typer.Option(min=1)] = 2,
     store: Annotated[StoreKind, typer.Option(help="Where results go.")] = StoreKind.FILE,
     lease_s: Annotated[float, typer.Option(min=1.0)] = 2.0,
     price: Annotated[float, typer.Option(min=0, help="Of a worker machine, an hour.")] = 2.5,
@@ -31,7 +32,7 @@ def main(
 ) -> None:
     """Rehearse a night and check its report. Exit code 1 if anything went otherwise than it should."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that everything is tidied up
-    plan = Plan(rows, seed, kills, store, lease_s, price, longest_s)
+    plan = Plan(rows, seed, kills, workers, store, lease_s, price, longest_s)
     done = run(plan, folder.resolve())
     made = make_report(plan, done)
     print_report(made)

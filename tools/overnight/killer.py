@@ -13,7 +13,7 @@ from jobs.job_status import JobState, JobStatus
 from jobs.lease import LEASES_KEY
 from tools.chaos.supervised import SupervisedWorker
 from tools.overnight.farm import Farm
-from tools.overnight.shots import LONG_STEPS
+from tools.overnight.runners import LONG_STEPS
 
 LOOK_S = 0.03
 
@@ -38,6 +38,8 @@ def kill_in_jobs(farm: Farm, kills: int, watch: subprocess.Popen[bytes], longest
     victims = list(farm.workers)
     with Redis.from_url(farm.redis_url) as redis:
         while watch.poll() is None:
+            if len(killed) == kills:
+                farm.gate.touch()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the batch has not ended in {longest_s:.0f} s")
             if len(killed) < kills and (met := _find(redis, victims)):
@@ -54,8 +56,8 @@ def _find(redis: Redis, victims: list[SupervisedWorker]) -> tuple[SupervisedWork
     """A worker that is in the middle of a long job."""
     names = {worker.queue_name(): worker for worker in victims}
     for status in _running(redis):
-        # Wide: on a busy machine a look comes late, and a short night has one long job.
-        in_its_middle = status.steps == LONG_STEPS and LONG_STEPS / 6 < (status.step or 0) < LONG_STEPS * 5 / 6
+        # Where it waits for us: one that goes on might have ended by the time that its worker is killed.
+        in_its_middle = status.steps == LONG_STEPS and status.step == LONG_STEPS // 2
         if in_its_middle and status.worker in names:
             return names[status.worker], status
     return None

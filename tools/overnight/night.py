@@ -30,6 +30,7 @@ class Plan:
     rows: int  # of the file
     seed: int
     kills: int
+    workers: int
     store: StoreKind
     lease_s: float
     price: float  # of a worker machine, an hour
@@ -75,7 +76,7 @@ def run(plan: Plan, folder: Path) -> Night:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows = make_rows(plan.rows, plan.seed)
-    with running_farm(folder, plan.store, plan.lease_s) as farm:
+    with running_farm(folder, plan.store, plan.workers, plan.lease_s) as farm:
         desk, begun = Desk(farm, folder), time.monotonic()
         evening = queue_batch(desk, farm, plan)
         with desk.watching(plan.price) as watch:

@@ -15,7 +15,10 @@ from worker.mgpu import MGPURunner, RunnerError
 
 DIES = "The rank that renders this ends in its second step."
 REFUSED = "No rank takes this."
-STEP_S, SEGMENT_S = 0.03, 0.02
+LONG_STEPS = 30  # of a job that is worth two attempts
+GATE = "OVERNIGHT_GATE"  # names a file: until it is there, long jobs wait in their middle for whoever kills workers
+MOST_WAIT_S = 20.0  # less than a step may take
+STEP_S, SEGMENT_S, LOOK_S = 0.03, 0.02, 0.02
 SEGMENTS = 2
 PICTURE_WIDTH, PICTURE_HEIGHT = 32, 18
 DEATH_CODE = 3
@@ -37,7 +40,14 @@ class Night(MGPURunner):
                 os._exit(DEATH_CODE)
             yield items.StepDone(step, request.steps, 1 - step / request.steps, STEP_S)
             yield from _step_files(step, request, folder)
+            if request.steps == LONG_STEPS and step == LONG_STEPS // 2:
+                self._await_gate()
         yield from _decode(request, folder, begun)
+
+    def _await_gate(self) -> None:
+        gate, deadline = os.environ.get(GATE), time.monotonic() + MOST_WAIT_S
+        while gate and not Path(gate).exists() and time.monotonic() < deadline and not self.stop_requested():
+            time.sleep(LOOK_S)
 
 
 def _step_files(step: int, request: ResolvedRequest, folder: Path) -> Iterator[items.Item]:

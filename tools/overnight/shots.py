@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tools.overnight.runners import DIES, REFUSED
+from tools.overnight.runners import DIES, LONG_STEPS, REFUSED
 
 COLUMNS = (
     "name",
@@ -34,7 +34,7 @@ PROMPTS = (
 )
 SIZES = ((64, 64), (96, 64), (64, 96), (160, 96))
 FRAMES = (22, 39, 56)
-SHORT_STEPS, LONG_STEPS = (4, 5, 6, 8), 30  # a long one is worth two attempts
+SHORT_STEPS = (4, 5, 6, 8)
 ONE_LONG_IN = 6  # rows
 SWEEP = "1..4"
 WRONG_WIDTH = 70
