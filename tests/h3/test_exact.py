@@ -13,7 +13,7 @@ from h3.denoise import Denoising
 from h3.model import Denoiser, Velocity
 from h3.sampler import Latents, draw_noise, make_schedule, noise_keyframes
 from h3.sequence import Anchor, Geometry, Layout
-from h3.tiny import DENOISER
+from h3.untrained import TINY
 from tests.h3.oracle import diffusers_denoise, diffusers_model, diffusers_velocity
 from tests.h3.random_models import MEDIUM, MEDIUM_PRUNED, random_denoiser
 
@@ -78,7 +78,7 @@ def pair(config, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("config", [DENOISER, MEDIUM, MEDIUM_PRUNED], ids=["tiny", "medium", "pruned"])
+@pytest.mark.parametrize("config", [TINY, MEDIUM, MEDIUM_PRUNED], ids=["tiny", "medium", "pruned"])
 @pytest.mark.parametrize("task", TASKS)
 @torch.inference_mode()
 def test_one_velocity_equals_diffusers(config, task, dtype):
@@ -91,7 +91,7 @@ def test_one_velocity_equals_diffusers(config, task, dtype):
 
 @pytest.mark.parametrize(
     ("config", "task"),
-    [(MEDIUM, "both"), (MEDIUM_PRUNED, "t2va"), (DENOISER, "t2va"), (DENOISER, "first"), (DENOISER, "last")],
+    [(MEDIUM, "both"), (MEDIUM_PRUNED, "t2va"), (TINY, "t2va"), (TINY, "first"), (TINY, "last")],
 )
 @torch.inference_mode()
 def test_twelve_steps_equal_diffusers(config, task):
@@ -107,7 +107,7 @@ def test_twelve_steps_equal_diffusers(config, task):
     assert relative_error(x.video, request.noise.video) > 0.5  # the model has moved the noise
 
 
-@pytest.mark.parametrize("config", [DENOISER, MEDIUM, MEDIUM_PRUNED], ids=["tiny", "medium", "pruned"])
+@pytest.mark.parametrize("config", [TINY, MEDIUM, MEDIUM_PRUNED], ids=["tiny", "medium", "pruned"])
 @torch.inference_mode()
 def test_the_weights_of_these_tests_can_tell_right_from_wrong(config, record_property, monkeypatch):
     denoiser, request = pair(config, torch.float32)[0], make_request(config)
@@ -207,7 +207,7 @@ def test_a_dropped_last_row_fails_the_gate_by_far(monkeypatch):
 
 @torch.inference_mode()
 def test_only_target_rows_have_a_velocity():
-    request, (denoiser, _) = make_request(DENOISER, "both"), pair(DENOISER, torch.bfloat16)
+    request, (denoiser, _) = make_request(TINY, "both"), pair(TINY, torch.bfloat16)
     velocity = request.velocity(denoiser)
     assert velocity.video.shape == request.noise.video.shape
     assert velocity.audio.shape == request.noise.audio.shape

@@ -13,8 +13,7 @@ from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import Part, Placement, Stay
 from h3.precision import Precision
 from h3.runner import H3Runner
-from h3.tiny import DENOISER
-from h3.untrained import Untrained
+from h3.untrained import TINY, Untrained
 from jobs.request import GenerateRequest
 from tests.h3.checkpoint_files import LINEARS
 from worker.items import Finished
@@ -75,7 +74,7 @@ def test_parts_that_come_and_go_give_the_same_bits(tiny, tmp_path):
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
 def test_a_ranks_part_of_the_blocks_comes_and_goes_as_it_was_cut(precision):
     """The device is `meta`, so that every tensor tells whether it is there."""
-    source = Untrained(DENOISER.model_copy(update={"num_layers": 1}))
+    source = Untrained(TINY.model_copy(update={"num_layers": 1}))
     trim = trim_for(Mode.TENSOR, source.config, precision, rank=1, world_size=2)
     model, whole = source.load(CPU, precision, trim=trim), source.load(CPU, precision).state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
