@@ -15,16 +15,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLModel
 from transformers.utils.logging import disable_progress_bar
 
-from h3.config import DenoiserConfig
 from h3.convert import Target, save_denoiser
 from h3.model import MODEL_DTYPE, Denoiser
 from h3.model_folder import ModelFolder, require_new
 from h3.tensor_file import write_tensors
 from h3.text_files import LAYER_KEY
 from h3.tokenizer import EXTRA_TOKENS
+from h3.untrained import TINY
 from h3.vae_files import official_video_tensors
 
-TEXT_DIM = 64
 SHARD_BYTES = 7 * 2**20  # three shards
 TEXT_LAYERS = 3  # one more than conditions the denoiser, as in the real encoder
 SPECIAL_TOKENS = (
@@ -34,26 +33,6 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
     *EXTRA_TOKENS,
-)
-DENOISER = DenoiserConfig(
-    hidden_size=192,
-    num_layers=4,
-    num_refiner_layers=1,
-    num_attention_heads=9,  # more than 8 and odd: ragged over 2 ranks, and divisible over up to 8
-    attention_head_dim=128,
-    ffn_dim=1152,
-    in_channels=24,
-    audio_in_channels=32,
-    patch_size=(1, 2, 2),
-    text_dim=TEXT_DIM,
-    freq_dim=64,
-    time_embed_hidden_dim=96,
-    time_embed_dim=48,
-    rope_freq_dim=16,
-    rope_theta=10_000.0,
-    norm_eps=1e-5,
-    qk_norm_eps=1e-5,
-    final_norm_eps=1e-5,
 )
 
 
@@ -68,7 +47,7 @@ def write_tiny(root: Path, seed: int) -> ModelFolder:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # diffusers' audio autoencoder uses torch's old weight norm
         torch.manual_seed(seed)
-        save_denoiser(Denoiser(DENOISER), folder.transformer, Target.OFFICIAL, shard_bytes=SHARD_BYTES)
+        save_denoiser(Denoiser(TINY), folder.transformer, Target.OFFICIAL, shard_bytes=SHARD_BYTES)
         write_text_encoder(folder.text_encoder)
         write_video_vae(_randomised(_video_vae()), folder.video_vae)
         write_audio_vae(_randomised(_audio_vae()), folder.audio_vae)
@@ -79,7 +58,7 @@ def write_tiny(root: Path, seed: int) -> ModelFolder:
 def write_text_encoder(folder: Path) -> None:
     """Untrained, of torch's random state, in several shards."""
     ids = {token: special_id(token) for token in SPECIAL_TOKENS}
-    config = make_text_config(ids, dim=TEXT_DIM, layers=TEXT_LAYERS, inner_dim=128)
+    config = make_text_config(ids, dim=TINY.text_dim, layers=TEXT_LAYERS, inner_dim=128)
     setattr(config, LAYER_KEY, TEXT_LAYERS - 1)
     model = Qwen3VLModel(config).to(MODEL_DTYPE)
     model.save_pretrained(folder, max_shard_size="200KB")
@@ -143,7 +122,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _video_vae() -> AutoencoderKLMiniMaxH3:
-    channels = DENOISER.in_channels
+    channels = TINY.in_channels
     return AutoencoderKLMiniMaxH3(
         latent_channels=channels,
         block_out_channels=(32, 32, 32, 32, 32, 64),
@@ -194,7 +173,7 @@ def write_video_vae(vae: AutoencoderKLMiniMaxH3, folder: Path) -> None:
 
 
 def _audio_vae() -> AutoencoderKLMiniMaxH3Audio:
-    channels = DENOISER.audio_in_channels
+    channels = TINY.audio_in_channels
     return AutoencoderKLMiniMaxH3Audio(
         encoder_dim=4,
         latent_dim=64,

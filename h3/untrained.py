@@ -44,6 +44,27 @@ H3 = DenoiserConfig(
     time_embed_hidden_dim=5376,
     time_embed_dim=2688,
 )
+# Of toy size, as h3/tiny.py writes it: here, for what that imports takes seconds.
+TINY = DenoiserConfig(
+    hidden_size=192,
+    num_layers=4,
+    num_refiner_layers=1,
+    num_attention_heads=9,  # more than 8 and odd: ragged over 2 ranks, and divisible over up to 8
+    attention_head_dim=128,
+    ffn_dim=1152,
+    in_channels=24,
+    audio_in_channels=32,
+    patch_size=(1, 2, 2),
+    text_dim=64,
+    freq_dim=64,
+    time_embed_hidden_dim=96,
+    time_embed_dim=48,
+    rope_freq_dim=16,
+    rope_theta=10_000.0,
+    norm_eps=1e-5,
+    qk_norm_eps=1e-5,
+    final_norm_eps=1e-5,
+)
 _CURVE = {"curve_points": 1025, "time_embed_dim": 8, "freq_dim": 0, "time_embed_hidden_dim": 0}
 
 

@@ -7,6 +7,9 @@ import os
 # that share rows can be held to the bits of one. MKL and oneDNN read them when they first compute.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+# Threads of one operation that wait for each other sleep: in a loop, as is usual, they keep the cores from those they
+# wait for. Half of all that some tests compute was that, and more the busier the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path

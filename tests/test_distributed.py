@@ -1,13 +1,13 @@
-"""Both distributed modes at every world size, against the model on one device: real ranks over Gloo.
+"""Both distributed modes, against the model on one device: real ranks over Gloo. Every world size to 8 with `--full`.
 
-One fleet of eight ranks serves all world sizes, the smaller ones as groups of its first ranks. Sizes are ragged: 9
-heads, 9 units of the MLP, token counts that do not divide. In fp32, Ulysses does a device's own arithmetic, and
-tensor parallelism sums in another order. In bf16 that order moves roundings, which the blocks carry to some 5e-3.
+One fleet serves all world sizes, the smaller ones as groups of its first ranks. Sizes are ragged: 9 heads, 9 units of
+the MLP, token counts that do not divide. In fp32, Ulysses does a device's own arithmetic, and tensor parallelism sums
+in another order. In bf16 that order moves roundings, which the blocks carry to some 5e-3.
 """
 
 import copy
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -43,11 +43,9 @@ from tests.h3.test_rounding import draw_projected
 
 CPU = torch.device("cpu")
 MOST_RANKS = 8
-EVERY_SIZE = range(1, MOST_RANKS + 1)
 FORWARD_FP32, STEPS_FP32 = 1e-6, 1e-5
 BF16 = 2e-2  # of one forward and of the steps
 FP8 = 1e-1  # a column shard's rows are scaled by what they hold; to bf16 the whole model's own distance is 6e-2
-STEPS = {Precision.FP32: 12, Precision.BF16: 2, Precision.NVFP4: 2, Precision.FP8: 2}
 LAYOUT = Layout(Geometry(96, 64, 22), text_tokens=11)  # 127 tokens: divisible by no world size
 CONFIG = H3.model_copy(
     update={
@@ -63,10 +61,28 @@ CONFIG = H3.model_copy(
 )
 
 
+pytestmark = pytest.mark.slow
+# What a test is given, in a reduced run and in a full one.
+PARAMETERS = {
+    "any_size": ((1, 2, 3, 5), range(1, MOST_RANKS + 1)),
+    "some_size": ((1, 2, 5), (1, 2, 6, 8)),
+    "repeated": (
+        ((Precision.BF16, 3), (Precision.NVFP4, 2)),
+        ((Precision.BF16, 1), (Precision.BF16, 3), (Precision.BF16, 8), (Precision.NVFP4, 2)),
+    ),
+}
+
+
+def pytest_generate_tests(metafunc):
+    for name, (reduced, complete) in PARAMETERS.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, complete if metafunc.config.getoption("full") else reduced)
+
+
 @pytest.fixture(scope="module")
-def ranks():
+def ranks(full):
     """Calls `check(group, *arguments)` on the first ranks of a fleet, which takes a while to start."""
-    with running_ranks(MOST_RANKS) as call:
+    with running_ranks(MOST_RANKS if full else 5) as call:
         yield call
 
 
@@ -99,17 +115,14 @@ class TestPartition:
 
 
 class TestCollectives:
-    @pytest.mark.parametrize("world_size", EVERY_SIZE)
-    def test_ranks_trade_tokens_for_heads_and_back_exactly(self, ranks, world_size):
-        ranks(check_identity, world_size=world_size)
+    def test_ranks_trade_tokens_for_heads_and_back_exactly(self, ranks, any_size):
+        ranks(check_identity, world_size=any_size)
 
-    @pytest.mark.parametrize("world_size", EVERY_SIZE)
-    def test_rows_are_gathered_from_unequal_ranks_and_from_those_that_have_none(self, ranks, world_size):
-        ranks(check_gather, world_size=world_size)
+    def test_rows_are_gathered_from_unequal_ranks_and_from_those_that_have_none(self, ranks, any_size):
+        ranks(check_gather, world_size=any_size)
 
-    @pytest.mark.parametrize("world_size", EVERY_SIZE)
-    def test_summands_become_each_ranks_rows_of_the_sum_rounded_once(self, ranks, world_size):
-        ranks(check_reduction, world_size=world_size)
+    def test_summands_become_each_ranks_rows_of_the_sum_rounded_once(self, ranks, any_size):
+        ranks(check_reduction, world_size=any_size)
 
     def test_what_is_sent_to_other_ranks_is_metered(self, ranks):
         ranks(check_meter, world_size=3)
@@ -180,13 +193,11 @@ class TestLayers:
     def test_attention_over_two_ranks_is_attention(self, ranks):
         ranks(check_attention, world_size=2)
 
-    @pytest.mark.parametrize("world_size", [2, 6])
-    def test_a_layer_of_which_each_rank_has_a_part_is_the_layer_with_its_bias_added_once(self, ranks, world_size):
-        ranks(check_layers, world_size=world_size)
+    def test_a_layer_of_which_each_rank_has_a_part_is_the_layer_with_its_bias_added_once(self, ranks, some_size):
+        ranks(check_layers, world_size=some_size)
 
-    @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-    def test_the_final_projection_of_shards_is_that_of_all_rows(self, ranks, world_size):
-        ranks(check_final_projection, world_size=world_size)
+    def test_the_final_projection_of_shards_is_that_of_all_rows(self, ranks, any_size):
+        ranks(check_final_projection, world_size=any_size)
 
     @pytest.mark.parametrize("mode", Mode)
     def test_blocks_with_fused_pointwise_work_are_spread_like_the_others(self, ranks, mode):
@@ -345,22 +356,19 @@ def check_final_projection(group):
 
 class TestModel:
     @pytest.mark.parametrize("mode", Mode)
-    @pytest.mark.parametrize("world_size", EVERY_SIZE)
-    def test_fp32_is_one_device(self, ranks, one_device, mode, world_size):
-        limits = (0, 0) if world_size == 1 or mode.keeps_rows else (FORWARD_FP32, STEPS_FP32)
-        ranks(check_parity, mode, Precision.FP32, one_device[Precision.FP32], *limits, world_size=world_size)
+    def test_fp32_is_one_device(self, ranks, one_device, mode, any_size):
+        limits = (0, 0) if any_size == 1 or mode.keeps_rows else (FORWARD_FP32, STEPS_FP32)
+        ranks(check_parity, mode, Precision.FP32, one_device[Precision.FP32], *limits, world_size=any_size)
 
     @pytest.mark.parametrize("mode", Mode)
-    @pytest.mark.parametrize("world_size", EVERY_SIZE)
-    def test_one_token_more_than_ranks_is_enough(self, ranks, mode, world_size):
-        ranks(check_few_tokens, mode, world_size=world_size)
+    def test_one_token_more_than_ranks_is_enough(self, ranks, mode, any_size):
+        ranks(check_few_tokens, mode, world_size=any_size)
 
     @pytest.mark.parametrize("mode", Mode)
     @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
-    @pytest.mark.parametrize("world_size", [1, 2, 6, 8])
-    def test_bf16_and_nvfp4_are_one_device_within_their_roundings(self, ranks, one_device, mode, precision, world_size):
-        limits = (0, 0) if world_size == 1 or mode.keeps_rows else (BF16, BF16)
-        ranks(check_parity, mode, precision, one_device[precision], *limits, world_size=world_size)
+    def test_bf16_and_nvfp4_are_one_device_within_their_roundings(self, ranks, one_device, mode, precision, some_size):
+        limits = (0, 0) if some_size == 1 or mode.keeps_rows else (BF16, BF16)
+        ranks(check_parity, mode, precision, one_device[precision], *limits, world_size=some_size)
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_fp8_is_one_device_within_the_scales_of_shorter_rows(self, ranks, one_device, world_size):
@@ -368,25 +376,32 @@ class TestModel:
         ranks(check_parity, Mode.TENSOR, Precision.FP8, one_device[Precision.FP8], *limits, world_size=world_size)
 
     @pytest.mark.parametrize("mode", Mode)
-    @pytest.mark.parametrize(
-        ("precision", "world_size"),
-        [(Precision.BF16, 1), (Precision.BF16, 3), (Precision.BF16, 8), (Precision.NVFP4, 2)],
-    )
-    def test_a_second_run_gives_the_same_bits_and_every_rank_has_them(self, ranks, mode, precision, world_size):
+    def test_a_second_run_gives_the_same_bits_and_every_rank_has_them(self, ranks, mode, repeated):
+        precision, world_size = repeated
         ranks(check_determinism, mode, precision, world_size=world_size)
 
     @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
     def test_each_mistake_moves_the_result_ten_times_further(self, ranks, one_device, precision):
-        ranks(check_mistakes, precision, one_device[precision][0], world_size=3)
+        ranks(check_mistakes, precision, one_device[precision].velocity, world_size=3)
 
 
 @pytest.fixture(scope="module")
-def one_device():
-    """By precision: a velocity and some steps of the whole model, which every rank is compared with."""
+def one_device(full):
+    """By precision, what the whole model makes, which every rank is compared with."""
+    steps = {Precision.FP32: 12 if full else 4, Precision.BF16: 2, Precision.NVFP4: 2, Precision.FP8: 2}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the ranks have it: more round otherwise
-    yield {precision: run(Kept(CONFIG).load(CPU, precision), STEPS[precision]) for precision in STEPS}
+    yield {precision: run(Kept(CONFIG).load(CPU, precision), number) for precision, number in steps.items()}
     torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One velocity, and what all steps make of the same noise."""
+
+    velocity: Velocity
+    latents: Latents
+    steps: int
 
 
 class Kept(Untrained):
@@ -419,13 +434,12 @@ def spread_model(mode, precision, group):
 
 
 @torch.inference_mode()
-def run(model: Denoiser, steps: int) -> tuple[Velocity, Latents]:
-    """One velocity, and what all steps make of the same noise."""
+def run(model: Denoiser, steps: int) -> Made:
     noise, denoising = begin(model, steps)
     latents = noise
     for step in range(steps):
         _, latents = denoising.step(step, latents)
-    return one_velocity(model), latents
+    return Made(one_velocity(model), latents, steps)
 
 
 @torch.inference_mode()
@@ -442,9 +456,9 @@ def begin(model: Denoiser, steps: int) -> tuple[Latents, Denoising]:
 
 
 def check_parity(group, mode, precision, expected, forward, steps):
-    velocity, latents = run(spread_model(mode, precision, group), STEPS[precision])
-    assert worst(velocity, expected[0]) <= forward
-    assert worst(latents, expected[1]) <= steps
+    found = run(spread_model(mode, precision, group), expected.steps)
+    assert worst(found.velocity, expected.velocity) <= forward
+    assert worst(found.latents, expected.latents) <= steps
 
 
 @torch.inference_mode()
@@ -470,7 +484,7 @@ def flatten(velocity: Velocity) -> torch.Tensor:
 
 
 def check_determinism(group, mode, precision):
-    first, second = (run(spread_model(mode, precision, group), steps=2)[1] for _ in range(2))
+    first, second = (run(spread_model(mode, precision, group), steps=2).latents for _ in range(2))
     assert torch.equal(first.video, second.video)
     assert torch.equal(first.audio, second.audio)
     everyone = [torch.empty_like(first.video) for _ in range(dist.get_world_size(group))]

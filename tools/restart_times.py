@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees 
 from h3.convert import Target, save_denoiser
 from h3.machine import describe_machine
 from h3.model import Denoiser
-from h3.tiny import DENOISER, write_tiny
+from h3.tiny import write_tiny
+from h3.untrained import TINY
 from tests.worker.restart_runners import Fault
 from tests.worker.restarts import Restarts, Setting, running_worker
 
@@ -68,7 +69,7 @@ def choose_setting(ranks: int, backend: Backend | None) -> Setting:
 
 
 def layers_of(setting: Setting) -> int:
-    return LAYERS_ON_GPUS if setting.backend == "nccl" else DENOISER.num_layers
+    return LAYERS_ON_GPUS if setting.backend == "nccl" else TINY.num_layers
 
 
 def write_checkpoint(root: Path, layers: int) -> None:
@@ -76,7 +77,7 @@ def write_checkpoint(root: Path, layers: int) -> None:
     folder = write_tiny(root, seed=0)
     shutil.rmtree(folder.transformer)
     torch.manual_seed(0)
-    config = DENOISER.model_copy(update={"num_layers": layers})
+    config = TINY.model_copy(update={"num_layers": layers})
     save_denoiser(Denoiser(config), folder.transformer, Target.OFFICIAL)
 
 

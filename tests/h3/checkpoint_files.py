@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from h3.tiny import DENOISER
+from h3.untrained import TINY
 
-SMALL = DENOISER.model_copy(
+SMALL = TINY.model_copy(
     update={
         "hidden_size": 32,
         "num_layers": 2,

@@ -5,12 +5,9 @@ import torch
 from h3.config import DenoiserConfig
 from h3.model import MODEL_DTYPE, Denoiser
 from h3.precision import Precision
-from h3.tiny import DENOISER
-from h3.untrained import Untrained, with_curve
+from h3.untrained import TINY, Untrained, with_curve
 
-MEDIUM = DENOISER.model_copy(
-    update={"hidden_size": 384, "num_refiner_layers": 2, "ffn_dim": 1280, "time_embed_dim": 96}
-)
+MEDIUM = TINY.model_copy(update={"hidden_size": 384, "num_refiner_layers": 2, "ffn_dim": 1280, "time_embed_dim": 96})
 MEDIUM_PRUNED = with_curve(MEDIUM)
 
 

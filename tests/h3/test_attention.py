@@ -43,8 +43,7 @@ from h3.fp8 import RoundedQKV, round_heads
 from h3.model import attend_all_heads
 from h3.parallel import attention as parallel_attention
 from h3.parallel.attention import BUCKET_TOKENS, SharedAttention, settle_attention
-from h3.tiny import DENOISER
-from h3.untrained import Untrained
+from h3.untrained import TINY, Untrained
 from tests.h3.ranks import running_ranks
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -289,7 +288,7 @@ def check_that_each_is_asked(group):
 
 
 def check_cpu(group):
-    model = Untrained(DENOISER).load(CPU)
+    model = Untrained(TINY).load(CPU)
     for wish in (AUTO, SDPA):
         shared = settle_attention(model, wish, CPU, group)
         assert not shared.must_measure(AUTO, 300)

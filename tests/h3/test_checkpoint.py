@@ -14,7 +14,7 @@ from h3.errors import CheckpointError, ConfigError
 from h3.families import Family, QkvOrder
 from h3.nvfp4 import NVFP4Linear, dequantise, quantise
 from h3.precision import Precision
-from h3.tiny import DENOISER
+from h3.untrained import TINY
 from tests.h3.checkpoint_files import (
     LINEARS,
     PREFIX,
@@ -142,7 +142,7 @@ class TestFilesOfOthers:
         folder, name = tiny.transformer, f"{QKV}.weight"
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         stored = load_file(folder / index["weight_map"][name])[name]
-        heads, dim = DENOISER.num_attention_heads, DENOISER.attention_head_dim
+        heads, dim = TINY.num_attention_heads, TINY.attention_head_dim
         loaded = load_denoiser(folder, CPU).state_dict()[name]
         q_of_head_1 = stored[3 * dim : 4 * dim]
         k_of_head_0 = stored[dim : 2 * dim]

@@ -1,4 +1,4 @@
-"""Clips of a video decoded by all ranks, against one device: counts of clips that do not divide."""
+"""Clips of a video decoded by all ranks, against one device: counts that do not divide. Three ranks with `--full`."""
 
 import pytest
 import torch
@@ -12,20 +12,25 @@ from tests.h3.ranks import running_ranks
 CPU = torch.device("cpu")
 
 
+def pytest_generate_tests(metafunc):
+    if "world_size" in metafunc.fixturenames:
+        metafunc.parametrize("world_size", [2, 3] if metafunc.config.getoption("full") else [2])
+
+
 @pytest.fixture(scope="module")
-def ranks():
+def ranks(full):
     """Calls `check(group, *arguments)` on the first ranks of a fleet, which takes a while to start."""
-    with running_ranks(3) as call:
+    with running_ranks(3 if full else 2) as call:
         yield call
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.slow
 def test_ranks_decode_bit_for_bit_what_one_does(ranks, tiny, world_size):
     """Fewer clips than ranks, and more that do or do not divide; from the start, from a later clip, from the end."""
     ranks(check_rounds, tiny.video_vae, [(1, 0), (4, 0), (4, 1), (4, 3), (3, 3)], world_size=world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.slow
 def test_ranks_that_stop_decoding_leave_no_collective_behind(ranks, tiny, world_size):
     ranks(check_early_end, tiny.video_vae, world_size=world_size)
 

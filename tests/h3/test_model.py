@@ -6,7 +6,7 @@ from h3.denoise import KEPT_TIMESTEPS, Denoising
 from h3.model import interpolate
 from h3.sampler import draw_noise, make_schedule
 from h3.sequence import Geometry, Layout
-from h3.tiny import DENOISER
+from h3.untrained import TINY
 from tests.h3.oracle import diffusers_model, diffusers_velocity
 from tests.h3.random_models import random_denoiser
 
@@ -68,7 +68,7 @@ def test_every_modality_reads_its_own_modulation(denoiser, states):
 
 @torch.inference_mode()
 def test_a_schedule_too_long_to_keep_is_modulated_step_by_step_alike(states):
-    denoiser = random_denoiser(DENOISER, dtype=torch.float32)
+    denoiser = random_denoiser(TINY, dtype=torch.float32)
     denoising, _ = begin(denoiser, states, (32, 32, 22), steps=KEPT_TIMESTEPS)
     assert denoising.modulation.kept == []
     alone = denoiser.modulation(denoising.schedule.timesteps()[5])

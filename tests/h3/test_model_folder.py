@@ -14,7 +14,8 @@ from h3.convert import Target
 from h3.errors import CheckpointError
 from h3.model_folder import ModelFolder, digest, find_denoiser
 from h3.runner import H3Runner
-from h3.tiny import DENOISER, write_tiny
+from h3.tiny import write_tiny
+from h3.untrained import TINY
 from h3.vae import load_video_vae
 from tests.h3.checkpoint_files import QKV
 from worker.mgpu.errors import RunnerError
@@ -98,12 +99,12 @@ class TestPlaces:
         assert len(shards) > 1
         assert shards == [f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)]
         config = json.loads((tiny.transformer / "config.json").read_text())
-        assert config["num_attention_heads"] == DENOISER.num_attention_heads
+        assert config["num_attention_heads"] == TINY.num_attention_heads
 
 
 class TestCheck:
     def test_a_whole_model_gives_the_denoisers_sizes(self, tiny):
-        assert tiny.check() == DENOISER
+        assert tiny.check() == TINY
         assert isinstance(tiny.check(), DenoiserConfig)
 
     def test_a_whole_model_is_named_by_its_digest(self, tiny):

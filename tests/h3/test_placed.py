@@ -1,6 +1,7 @@
 """Renders with parts of the model that wait in host memory outside their phase, against all resident."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,8 +14,7 @@ from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import Part, Placement, Stay
 from h3.precision import Precision
 from h3.runner import H3Runner
-from h3.tiny import DENOISER
-from h3.untrained import Untrained
+from h3.untrained import TINY, Untrained
 from jobs.request import GenerateRequest
 from tests.h3.checkpoint_files import LINEARS
 from worker.items import Finished
@@ -38,44 +38,54 @@ ENCODER_ON_HOST = ALL_OUT | {Part.TEXT_ENCODER: Stay.HOST}
 class PlacedRunner(H3Runner):
     """With a placement that it is told, whatever the machine is like."""
 
-    def setup(self, *, checkpoint, stays, kept_timesteps):
-        h3.denoise.KEPT_TIMESTEPS = kept_timesteps
-        h3.load.place = lambda *_, **__: Placement(stays, None, {}, None, {})
-        super().setup(checkpoint=checkpoint)
+    def setup(self):
+        """Loads nothing: a job does, in a process that has imported all."""
 
-    def __call__(self, **job):
+    def __call__(self, *, checkpoint=None, stays=None, kept_timesteps=256, **job):
+        if checkpoint is not None:
+            h3.denoise.KEPT_TIMESTEPS = kept_timesteps
+            h3.load.place = lambda *_, **__: Placement(stays, None, {}, None, {})
+            super().setup(checkpoint=checkpoint)
+            return
         yield from super().__call__(**job)
         if self.device.type == "cuda" and self.rank == 0:
             self._model.enter()  # no phase
             yield torch.cuda.memory_allocated(self.device)
 
 
-def render(tiny, folder, stays, backend, world_size, kept_timesteps=256):
+@contextmanager
+def running_rank(backend):
+    with MGPUController(PlacedRunner, num_gpus=1, backend=backend, outputs="cpu") as controller:
+        controller.start()
+        yield controller
+
+
+def render(rank, tiny, folder, stays, **setup):
     """The latents' hashes of two renders in a row, and what lies on the GPU between jobs."""
     hashes, resting = [], []
-    with MGPUController(PlacedRunner, num_gpus=world_size, backend=backend, outputs="cpu") as controller:
-        controller.start(checkpoint=str(tiny.transformer.parents[1]), stays=stays, kept_timesteps=kept_timesteps)
-        for number in range(2):
-            work = folder / str(number)
-            work.mkdir(parents=True)
-            for item in controller.stream(request=REQUEST, work_dir=str(work)):
-                if isinstance(item, Finished):
-                    hashes.append(json.loads(item.report.read_text())["latents_sha256"])
-                elif isinstance(item, int):
-                    resting.append(item)
+    list(rank.stream(checkpoint=str(tiny.transformer.parents[1]), stays=stays, **setup))
+    for number in range(2):
+        work = folder / str(number)
+        work.mkdir(parents=True)
+        for item in rank.stream(request=REQUEST, work_dir=str(work)):
+            if isinstance(item, Finished):
+                hashes.append(json.loads(item.report.read_text())["latents_sha256"])
+            elif isinstance(item, int):
+                resting.append(item)
     assert hashes[0] == hashes[1]
     return hashes[0], resting
 
 
 def test_parts_that_come_and_go_give_the_same_bits(tiny, tmp_path):
-    expected, _ = render(tiny, tmp_path / "resident", RESIDENT, "gloo", 1)
-    assert render(tiny, tmp_path / "out", ENCODER_ON_HOST, "gloo", 1)[0] == expected
+    with running_rank("gloo") as rank:
+        expected, _ = render(rank, tiny, tmp_path / "resident", RESIDENT)
+        assert render(rank, tiny, tmp_path / "out", ENCODER_ON_HOST)[0] == expected
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.NVFP4])
 def test_a_ranks_part_of_the_blocks_comes_and_goes_as_it_was_cut(precision):
     """The device is `meta`, so that every tensor tells whether it is there."""
-    source = Untrained(DENOISER.model_copy(update={"num_layers": 1}))
+    source = Untrained(TINY.model_copy(update={"num_layers": 1}))
     trim = trim_for(Mode.TENSOR, source.config, precision, rank=1, world_size=2)
     model, whole = source.load(CPU, precision, trim=trim), source.load(CPU, precision).state_dict()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -104,8 +114,10 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 @on_a_gpu
 def test_what_waits_on_the_host_is_off_the_gpu(tiny, tmp_path):
     """Also with a schedule that is too long to be kept, which needs AdaLN at every step."""
-    expected, at_rest = render(tiny, tmp_path / "resident", RESIDENT, "nccl", 1)
-    found, none_at_rest = render(tiny, tmp_path / "all out", ALL_OUT, "nccl", 1, kept_timesteps=0)
+    with running_rank("nccl") as rank:
+        expected, at_rest = render(rank, tiny, tmp_path / "resident", RESIDENT)
+    with running_rank("nccl") as rank:
+        found, none_at_rest = render(rank, tiny, tmp_path / "all out", ALL_OUT, kept_timesteps=0)
     assert found == expected
     weights = sum(measure_needs(tiny, Mode.ULYSSES, world_size=1).part_bytes.values())
     assert at_rest[-1] - none_at_rest[-1] > 0.95 * weights  # what stays is cuBLAS's
@@ -115,4 +127,5 @@ def test_what_waits_on_the_host_is_off_the_gpu(tiny, tmp_path):
 @on_a_gpu
 @pytest.mark.parametrize("stays", [ENCODERS_OUT, ENCODER_ON_HOST], ids=["encoders out", "encoder on the host"])
 def test_every_placement_renders_on_a_gpu(tiny, tmp_path, stays):
-    render(tiny, tmp_path, stays, "nccl", 1)
+    with running_rank("nccl") as rank:
+        render(rank, tiny, tmp_path, stays)

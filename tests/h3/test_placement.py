@@ -36,8 +36,7 @@ from h3.sampler import Latents, Schedule, make_schedule
 from h3.sequence import Geometry, Layout
 from h3.shelf import Shelf
 from h3.text import load_text_encoder
-from h3.tiny import DENOISER
-from h3.untrained import H3, with_curve
+from h3.untrained import H3, TINY, with_curve
 from h3.vae import VIDEO_DECODER, VIDEO_ENCODER, load_video_vae
 from h3.weights import Recipe
 from tests.h3.live_bytes import LiveBytes
@@ -235,7 +234,7 @@ def test_the_prediction_agrees_with_what_was_measured_at_the_true_size():
     measured = report["figures"]["nvfp4_activation_bytes"]
     assert report["missed"] == []
     assert measured["measured"] <= measured["predicted"] <= 1.35 * measured["measured"]
-    width = DENOISER.model_copy(update={"hidden_size": 5376, "num_attention_heads": 56, "ffn_dim": 14336})
+    width = TINY.model_copy(update={"hidden_size": 5376, "num_attention_heads": 56, "ffn_dim": 14336})
     assert measured["predicted"] == predict_token_bytes(width, 1, keeps_rows=True) * 17_780
 
 

@@ -32,6 +32,12 @@ from h3.vae_tiles import decode_tiles
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 DTYPES = [torch.bfloat16, torch.float32]
+CLIPS = [
+    (1, (64, 64, 22)),
+    (2, (96, 64, 39)),
+    (8, (64, 96, 141)),
+    (2, (672, 64, 39)),  # four tiles, overlaps of unequal width
+]
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -99,17 +105,14 @@ def decode_whole(vae, latents):
     return vae.decode((latents * std + mean)[None]).sample[0].permute(1, 2, 3, 0)
 
 
+def pytest_generate_tests(metafunc):
+    if metafunc.function is test_clips_joined_equal_the_whole_decode:
+        tiled = (480, 288, 22) if metafunc.config.getoption("full") else (288, 288, 22)  # 3 x 2 tiles, or 2 x 2
+        metafunc.parametrize(("clips", "shape"), [*CLIPS, (1, tiled)], ids=str)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("clips", "shape"),
-    [
-        (1, (64, 64, 22)),
-        (2, (96, 64, 39)),
-        (8, (64, 96, 141)),
-        (1, (480, 288, 22)),  # 3 x 2 tiles
-        (2, (672, 64, 39)),  # four tiles, overlaps of unequal width
-    ],
-)
 @torch.inference_mode()
 def test_clips_joined_equal_the_whole_decode(load_in, dtype, clips, shape):
     """Streaming is exact, also across spatial tiles: bit for bit in bf16, and in fp32 no rounding hides one."""

@@ -140,14 +140,6 @@ def test_a_wrong_password_is_told_without_showing_it(url_of_user):
     assert "guessed" not in str(refused.value)
 
 
-def test_a_worker_serves_with_the_rights_that_are_told(url_of_user, start_worker):
-    start, log = start_worker
-    url = url_of_user(RIGHTS)
-    start(url)
-    assert Client.open(url).submit(REQUEST).wait(timeout_s=90)
-    assert "permission" not in log.read_text()
-
-
 def test_a_worker_is_refused_before_it_loads_anything(redis, redis_server, file_store_url, tmp_path):
     redis.config_set("maxmemory-policy", "allkeys-lru")
     command = ["worker", "--checkpoint", str(tmp_path), "--runner", "not.there:Runner"]
@@ -158,14 +150,21 @@ def test_a_worker_is_refused_before_it_loads_anything(redis, redis_server, file_
 
 
 @pytest.mark.timeout(240)
-def test_a_worker_tells_of_a_frozen_redis_and_works_on_after_it(redis, redis_server, start_worker):
+def test_a_worker_with_the_rights_that_are_told_serves_and_tells_of_a_frozen_redis_and_works_on_after_it(
+    url_of_user, redis_server, start_worker
+):
     start, log = start_worker
-    start(redis_server.url)
+    url = url_of_user(RIGHTS)
+    start(url)
+    with Client.open(url) as client:
+        assert client.submit(REQUEST).wait(timeout_s=90)
     eventually(lambda: "ready for jobs" in log.read_text(), timeout_s=60)
     redis_server.pause()
     eventually(lambda: "unhealthy: Redis does not answer" in log.read_text(), timeout_s=WITHIN_S)
     redis_server.resume()
-    assert Client(redis).submit(REQUEST).wait(timeout_s=WITHIN_S)
+    with Client.open(url) as client:
+        assert client.submit(REQUEST).wait(timeout_s=WITHIN_S)
+    assert "permission" not in log.read_text()
 
 
 def test_with_appendfsync_always_an_acknowledged_submit_survives_the_servers_death(redis, redis_server):

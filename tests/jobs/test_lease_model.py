@@ -485,7 +485,7 @@ class Bounds:
 
 PLAIN = Job(keeps_left=0, drains_left=0, strays_left=0)
 QUICK = {
-    "one job": Bounds(2, (Job(keeps_left=1, drains_left=0, strays_left=1, retries_left=1),), 51_000),
+    "one job": Bounds(2, (Job(keeps_left=1, drains_left=0, strays_left=0, retries_left=1),), 17_000),
     "one unwanted job": Bounds(2, (Job(keeps_left=1, drains_left=1, strays_left=1, cancels_left=1),), 33_000),
     "two jobs": Bounds(2, (PLAIN, PLAIN), 12_300),
 }

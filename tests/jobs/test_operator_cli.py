@@ -1,4 +1,4 @@
-"""The commands of whoever runs a farm, and `cancel`: the real command on a real Redis."""
+"""The commands of whoever runs a farm, and `cancel`, on a real Redis: one by a process of its own, the others here."""
 
 import json
 import subprocess
@@ -11,6 +11,7 @@ from rq.serializers import JSONSerializer
 from jobs.client import Client
 from jobs.lease import Leases, Orders
 from jobs.workers import GPURecord, JobRecord, RankRecord, WorkerState, is_queue_paused, write_worker
+from tests.jobs.commands import invoke
 from tests.jobs.records import record
 
 RANKS = (RankRecord(rank=0, pid=7, phase="ready", rss_bytes=3 << 30),)
@@ -19,16 +20,24 @@ RANKS = (RankRecord(rank=0, pid=7, phase="ready", rss_bytes=3 << 30),)
 @pytest.fixture
 def run(redis_url):
     def run(*arguments, code=0):
-        command = [sys.executable, "-m", "h3render", *arguments, "--url", redis_url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
+        done = invoke(*arguments, "--url", redis_url, code=code)
         return done.stdout if code == 0 else done.stderr
 
     return run
 
 
-def test_workers_are_shown_with_all_that_an_operator_asks_for(redis, run, monkeypatch):
+@pytest.fixture
+def run_process(redis_url):
+    def run_process(*arguments):
+        command = [sys.executable, "-m", "h3render", *arguments, "--url", redis_url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return run_process
+
+
+def test_workers_are_shown_with_all_that_an_operator_asks_for(redis, run, run_process, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     job = JobRecord(job_id="a1b2", attempt=2, queue="default", phase="denoise", step=7, steps=50)
     gpus = (GPURecord(used_bytes=60 << 30, total_bytes=139 << 30),)
@@ -36,7 +45,7 @@ def test_workers_are_shown_with_all_that_an_operator_asks_for(redis, run, monkey
         redis, record(redis, "gpu-1", state=WorkerState.BUSY, job=job, ranks=RANKS, gpus=gpus, fleet="running")
     )
     write_worker(redis, record(redis, "gpu-2", state=WorkerState.UNHEALTHY, reason="bad card\nTraceback", ago_s=90))
-    shown = run("workers")
+    shown = run_process("workers")
     for words in (
         "gpu-1 busy a1b2 (2) denoise 7/50 running 1, 3.0 GiB 60/139 GiB",
         "gpu-2 unhealthy",

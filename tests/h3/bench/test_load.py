@@ -82,13 +82,6 @@ def test_the_table_has_a_line_for_each_phase_and_says_what_was_read(of_denoiser)
     assert "start 2, rank 1: read" in said
 
 
-def test_random_weights_are_written_once(of_denoiser, folder):
-    written = folder / "untrained-nvfp4-4x192" / "FL2VA" / "transformer.safetensors"
-    before = written.stat().st_mtime_ns
-    bench(*TINY, "--folder", folder)
-    assert written.stat().st_mtime_ns == before
-
-
 def test_bytes_are_counted_as_they_are_read_and_files_found_below_a_folder(tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "one").write_bytes(bytes(3 * A_MEGABYTE))

@@ -11,8 +11,7 @@ from h3.model_folder import ModelFolder
 from h3.precision import Precision
 from h3.sequence import Geometry
 from h3.text_files import LAYER_KEY
-from h3.tiny import DENOISER
-from h3.untrained import H3, with_curve
+from h3.untrained import H3, TINY, with_curve
 from h3.vae import load_audio_decoder, load_video_decoder, load_video_encoder
 
 CPU = torch.device("cpu")
@@ -26,7 +25,7 @@ def small_sizes():
     text |= {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
     vision |= {"hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
     return Sizes(
-        with_curve(DENOISER),
+        with_curve(TINY),
         sizes.text | {"text_config": text, "vision_config": vision},
         sizes.video.model_copy(
             update={
@@ -114,7 +113,7 @@ def test_a_precision_that_no_file_has_is_refused(tmp_path):
 def test_other_sizes_lie_elsewhere(tmp_path):
     roots = {
         name_root(tmp_path, config, precision)
-        for config in (H3, H3.model_copy(update={"num_layers": 2}), DENOISER)
+        for config in (H3, H3.model_copy(update={"num_layers": 2}), TINY)
         for precision in (Precision.BF16, Precision.NVFP4)
     }
     assert len(roots) == 6
