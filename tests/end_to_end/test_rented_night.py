@@ -12,14 +12,20 @@ ENDS_WITHIN_S = 90.0
 
 
 @pytest.fixture
+def most(full):
+    """Pods at once."""
+    return 3 if full else 2
+
+
+@pytest.fixture
 def shots(full):
     """Work for seconds after the last pod was ordered."""
     return 60 if full else 36
 
 
 @pytest.fixture
-def rented(redis_server, tmp_path, full):
-    with renting(redis_server, tmp_path, most=3 if full else 2) as rented:
+def rented(redis_server, tmp_path, most):
+    with renting(redis_server, tmp_path, most) as rented:
         yield rented
     eventually(lambda: find_processes(SECRET, "environ") == [])
 
@@ -34,7 +40,7 @@ def find_renders(rented: Rented) -> dict[str, list[tuple[float, float]]]:
     return spans
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("most", "shots"), [(3, 60)])
 def test_a_batch_brings_as_many_pods_as_it_may_and_all_go_once_it_is_rendered(rented, shots):
     rented.submit(shots, steps=4)
     assert rented.runpod.alive() == []
