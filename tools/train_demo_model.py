@@ -35,9 +35,8 @@ from tools.demo_model.words import write_text_encoder, write_tokenizer
 CLIPS, KEYFRAMED = 4096, 1024  # that the denoiser is trained on
 PLANS = {
     "audio": Plan(2400, 60.0, 2e-3, mean_over=100),
-    "video-whole": Plan(2400, 180.0, 1.5e-3, mean_over=50),
-    "video-decoder": Plan(3000, 60.0, 1.5e-3, mean_over=100),
-    "denoiser": Plan(6000, 290.0, 1.2e-3),
+    "video": Plan(6000, 150.0, 1.5e-3, mean_over=100),
+    "denoiser": Plan(8000, 400.0, 1.2e-3),
 }
 GEOMETRY = Geometry(256, 160, 39)
 
@@ -110,17 +109,12 @@ def make_audio_vae(training: Training) -> bool:
 
 def make_video_vae(training: Training) -> bool:
     vae = video_vae.build_video_vae(training.device, training.dtype)
-    scenes, clips = training.draw(training.scaled(512), 2)
-    whole = training.plan("video-whole")
-    if not video_vae.train_whole(vae, scenes, whole, 16, training.file("video-whole"), training.deadline):
-        return False
+    _, clips = training.draw(training.scaled(1024), 2)
     latents, noise = video_vae.encode_all(vae, clips, 16)
-    known = Statistics.of(latents, 1)
-    alone = training.plan("video-decoder")
-    file = training.file("video-decoder")
-    if not video_vae.train_decoder(vae, clips, latents, noise, alone, 32, file, training.deadline):
+    plan, file = training.plan("video"), training.file("video")
+    if not video_vae.train_decoder(vae, clips, latents, noise, plan, 32, file, training.deadline):
         return False
-    _keep_statistics(vae, known)
+    _keep_statistics(vae, Statistics.of(latents, 1))
     write_video_vae(vae.float().cpu(), training.out / "video_vae")
     return True
 
@@ -134,8 +128,6 @@ def make_denoiser(training: Training) -> bool:
     _, clips = training.draw(training.scaled(CLIPS), 3)
     texts = [part.to(training.device) for part in torch.load(training.state / "texts.pt", weights_only=False)]
     video = load_video_vae(training.out / "video_vae", training.device, training.dtype)
-    video.encoder.to(training.dtype)
-    video.quant_conv.to(training.dtype)
     audio = load_audio_vae(training.out / "audio_vae", training.device)
     examples = make_examples(clips, texts, video, audio)
     typer.echo(f"{len(clips)} clips encoded")

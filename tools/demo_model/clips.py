@@ -35,7 +35,6 @@ COLOUR_SPREAD = 0.03
 TRIANGLE = 1.15  # its circumscribed circle, in radii
 SQUARE = 0.89  # half its side
 _MARGIN = 2.0
-_CLOSE_ROOM = 8.0  # half a latent: all places within one are met
 _FADE_S = 0.04
 
 
@@ -65,19 +64,15 @@ class Clips:
         return Clips(self.geometry, **moved)
 
 
-def sample_clips(scenes: Sequence[Scene], geometry: Geometry, seed: int, *, close: bool = False) -> Clips:
-    """One clip for each scene, with its own place, size, speed, tint and pitch.
-
-    Shapes are as large as the picture's height has it, and stay inside; `close`, as large as in a picture of
-    REFERENCE_HEIGHT, around the middle, whether they have room or not.
-    """
+def sample_clips(scenes: Sequence[Scene], geometry: Geometry, seed: int) -> Clips:
+    """One clip for each scene, with its own place, size, speed, tint and pitch. Shapes stay inside the picture."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(ranges: Sequence[tuple[float, float]]) -> Tensor:
         low, high = torch.tensor(ranges, dtype=torch.float32).unbind(1)
         return low + (high - low) * torch.rand(len(ranges), generator=generator)
 
-    count, scale = len(scenes), 1.0 if close else geometry.height / REFERENCE_HEIGHT
+    count, scale = len(scenes), geometry.height / REFERENCE_HEIGHT
     radius = uniform([RADII[s.size] for s in scenes]) * scale
     travel = uniform([TRAVELS[s.speed] for s in scenes]) * scale
     heading = torch.tensor([HEADINGS[s.direction] for s in scenes])
@@ -85,9 +80,7 @@ def sample_clips(scenes: Sequence[Scene], geometry: Geometry, seed: int, *, clos
     reach = radius * torch.tensor([TRIANGLE if s.shape == "triangle" else 1.0 for s in scenes])
     canvas = torch.tensor([geometry.width, geometry.height], dtype=torch.float32)
     room = canvas / 2 - reach[:, None] - travel[:, None] / 2 * heading.abs() - _MARGIN  # [N, 2]
-    middle = canvas / 2 + room.clamp(min=_CLOSE_ROOM if close else 0) * (
-        2 * torch.rand(count, 2, generator=generator) - 1
-    )
+    middle = canvas / 2 + room.clamp(min=0) * (2 * torch.rand(count, 2, generator=generator) - 1)
     tints = [
         (torch.tensor(colours) + COLOUR_SPREAD * (2 * torch.rand(count, 3, generator=generator) - 1)).clamp(0, 1)
         for colours in ([PALETTE[s.colour] for s in scenes], [PALETTE[s.background] for s in scenes])

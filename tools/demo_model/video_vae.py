@@ -1,11 +1,9 @@
-"""The video autoencoder: the official class with few channels, trained first whole, then its decoder alone.
+"""The video autoencoder: the official class with few channels. Its encoder is set, its decoder trained.
 
-Whole, on windows of 22 frames of small pictures, because the encoder works on every pixel and is most of the cost; it
-is convolutional, so it fits any size. The decoder knows where a latent lies within its window, so it is trained on at
-the true size, on latents that the finished encoder has made.
+The decoder knows where a latent lies within its window, so it is trained at the true size, on latents of whole clips.
 """
 
-from collections.abc import Sequence
+import math
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,23 +12,23 @@ from diffusers import AutoencoderKLMiniMaxH3
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor
 
-from h3.sequence import CLIP_FRAMES, CLIP_LATENTS, TAIL_FRAMES, Geometry
+from h3.sequence import CLIP_FRAMES, CLIP_LATENTS, TAIL_FRAMES
 from h3.vae_files import is_kept_in_fp32
-from tools.demo_model.clips import Clips, draw, sample_clips
-from tools.demo_model.scenes import Scene
+from tools.demo_model import moments
+from tools.demo_model.clips import Clips, draw
 from tools.demo_model.trainer import Plan, Trainer
 
-LATENT_CHANNELS = 16
-CLOSE, SMALL = Geometry(96, 96, 39), Geometry(128, 128, 39)
-KL_WEIGHT = 2e-4
-LOG_VARIANCE = -4.0  # of the posterior, at first
+LATENT_CHANNELS = moments.CHANNELS
 PRE_PADDING = 3  # frames before a decoded clip that nobody sees
 LATENTS_PER_WINDOW = CLIP_LATENTS + 2
+FITTED_CLIPS, FITTED_AT_ONCE = 64, 8  # from which the decoder's first map is
+LEVEL = 20.0  # of two channels beside which the others hardly count: so a norm scales by nearly a constant
+BRANCH, UNUSED = 0.1, 0.3  # of what the blocks add, and of what the map leaves unused, at first
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, the space that the class speaks
 
 
 def build_video_vae(device: torch.device, dtype: torch.dtype) -> AutoencoderKLMiniMaxH3:
-    """Untrained. Encoder and linear layers in `dtype`, the rest fp32."""
+    """Its decoder is untrained, and linear layers there in `dtype`; the rest is fp32."""
     vae = AutoencoderKLMiniMaxH3(
         latent_channels=LATENT_CHANNELS,
         block_out_channels=(32, 32, 32, 32, 96),
@@ -43,16 +41,9 @@ def build_video_vae(device: torch.device, dtype: torch.dtype) -> AutoencoderKLMi
         latents_mean=[0.0] * LATENT_CHANNELS,
         latents_std=[1.0] * LATENT_CHANNELS,
     )
-    with torch.no_grad():
-        # Nearly without noise at first: under noise of deviation 1 only the mean colour of a block comes through.
-        vae.quant_conv.weight[LATENT_CHANNELS:].zero_()
-        vae.quant_conv.bias[LATENT_CHANNELS:].fill_(LOG_VARIANCE)
-        vae.decoder.register_tokens.normal_(std=0.02)
-        for block in vae.decoder.transformer_blocks:
-            block.scale1.fill_(0.5)
-            block.scale2.fill_(0.5)
+    moments.set_encoder(vae)
     for name, parameter in vae.named_parameters():
-        if name.startswith(("encoder.", "quant_conv.")) or not is_kept_in_fp32(name):
+        if not is_kept_in_fp32(name):
             parameter.data = parameter.data.to(dtype)
     return vae.to(device)
 
@@ -65,8 +56,7 @@ def normalise(pictures: Tensor) -> Tensor:
 
 def encode_clip(vae: AutoencoderKLMiniMaxH3, pictures: Tensor) -> DiagonalGaussianDistribution:
     """At most 17 normalised frames, which are the start of a clip."""
-    moments = vae.quant_conv(vae.encoder(pictures.to(vae.quant_conv.weight.dtype)))
-    return DiagonalGaussianDistribution(moments.float())
+    return DiagonalGaussianDistribution(vae.quant_conv(vae.encoder(pictures)))
 
 
 def decode_window(vae: AutoencoderKLMiniMaxH3, latents: Tensor) -> Tensor:
@@ -76,30 +66,44 @@ def decode_window(vae: AutoencoderKLMiniMaxH3, latents: Tensor) -> Tensor:
     return torch.cat([frames[:, :, PRE_PADDING:clip], frames[:, :, -TAIL_FRAMES:]], dim=2)
 
 
-def train_whole(
-    vae: AutoencoderKLMiniMaxH3, scenes: Sequence[Scene], plan: Plan, batch: int, file: Path, deadline: float
-) -> bool:
-    """Both halves together, on small pictures. Returns whether it is done.
+@torch.no_grad()
+def begin_linear(vae: AutoencoderKLMiniMaxH3, clips: Clips, latents: Tensor) -> None:
+    """Let the decoder begin as the best linear map of each latent to its four frames; edges and motion it has to learn.
 
-    Every other two windows are close, where the shape fills much of the picture: from afar nearly all of the error is
-    background, and the decoder long gives each block its mean colour alone.
+    From nothing it needs twice as many steps until it looks at the latents around one. latents [N, C, 12, h, w]
     """
-    trainer = Trainer(vae, plan, file)
-    device = next(vae.parameters()).device
-    views = [sample_clips(scenes, size, seed=1, close=size is CLOSE).to(device) for size in (CLOSE, SMALL)]
+    fitted = _fit(clips, latents).T  # [patch, C + 1]
+    decoder, channels = vae.decoder, latents.shape[1]
+    vae.post_quant_conv.weight.copy_(torch.eye(channels)[..., None, None, None])
+    vae.post_quant_conv.bias.zero_()
+    level = 2 * channels  # of two rows, behind a latent's values and their negatives
+    decoder.register_tokens.normal_(std=0.02)
+    decoder.proj_in.weight.mul_(UNUSED)[: level + 2].zero_()
+    decoder.proj_in.bias.zero_()[level : level + 2].copy_(torch.tensor([LEVEL, -LEVEL]))
+    decoder.proj_out.weight.mul_(UNUSED)[:, : level + 2].zero_()
+    decoder.proj_out.bias.copy_(fitted[:, channels])
+    deviation = LEVEL * math.sqrt(2 / len(decoder.proj_in.weight))  # by which the last norm divides
+    for channel in range(channels):
+        for sign, row in ((1, 2 * channel), (-1, 2 * channel + 1)):
+            decoder.proj_in.weight[row, channel] = sign
+            decoder.proj_out.weight[:, row] = sign * fitted[:, channel] * deviation / 2
+    for block in decoder.transformer_blocks:
+        block.scale1.fill_(BRANCH)
+        block.scale2.fill_(BRANCH)
 
-    def losses(step: int) -> list[Tensor]:
-        clips = views[step // 2 % 2]
-        chosen = clips.rows(_choose(len(clips), batch, step).to(device))
-        pictures = normalise(draw(chosen, _window_frames(step % 2)))
-        halves = [encode_clip(vae, part) for part in pictures.split([CLIP_FRAMES, TAIL_FRAMES], dim=2)]
-        latents = torch.cat([half.sample() for half in halves], dim=2)
-        kl = torch.cat([_kl(half) for half in halves], dim=2).mean() * KL_WEIGHT
-        return [*_errors(decode_window(vae, latents), pictures), kl]
 
-    done = trainer.run(losses, deadline)
-    trainer.take_mean()
-    return done
+def _fit(clips: Clips, latents: Tensor) -> Tensor:
+    """By least squares, from a latent and 1 to its four frames: [C + 1, 3 * 4 * 16 * 16]."""
+    squares = products = torch.zeros((), device=latents.device)
+    for start in range(0, min(FITTED_CLIPS, len(clips)), FITTED_AT_ONCE):
+        rows = slice(start, start + FITTED_AT_ONCE)
+        pictures = normalise(draw(clips.rows(rows), range(1, CLIP_FRAMES)))  # the first latent has but one frame
+        blocks = pictures.unflatten(2, (-1, 4)).unflatten(-1, (-1, 16)).unflatten(-3, (-1, 16))
+        patches = blocks.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(0, 3)
+        known = latents[rows, :, 1:CLIP_LATENTS].float().permute(0, 2, 3, 4, 1).flatten(0, 3)
+        known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
+        squares, products = squares + known.T @ known, products + known.T @ patches
+    return torch.linalg.solve(squares + 1e-3 * torch.eye(len(squares), device=latents.device), products)
 
 
 def train_decoder(
@@ -112,7 +116,8 @@ def train_decoder(
     file: Path,
     deadline: float,
 ) -> bool:
-    """The decoder on finished latents of whole clips, [N, C, 12, h, w], with the encoder's noise [C] added."""
+    """On latents of whole clips, [N, C, 12, h, w], with the encoder's noise [C] added. Returns whether it is done."""
+    begin_linear(vae, clips, latents)
     decoder = torch.nn.ModuleList([vae.post_quant_conv, vae.decoder])
     trainer = Trainer(decoder, plan, file)
 
@@ -155,7 +160,3 @@ def _errors(decoded: Tensor, wanted: Tensor) -> list[Tensor]:
     """Squared, and absolute for sharp edges."""
     difference = decoded - wanted
     return [difference.square().mean(), 0.5 * difference.abs().mean()]
-
-
-def _kl(posterior: DiagonalGaussianDistribution) -> Tensor:
-    return 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar)
