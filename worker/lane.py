@@ -75,7 +75,7 @@ class Lane:
     def has_more(self) -> bool:
         """For a `then`: whether another follows it at once, so that nothing need be hurried."""
         with self._changed:
-            return len(self._work) > 1 and self._work[1].is_done and not self._work[1].has_failed
+            return len(self._work) > 1 and self._work[1].is_done
 
     @property
     def size_bytes(self) -> int:
@@ -95,7 +95,7 @@ class Lane:
             self._changed.notify_all()
 
     def settle(self, timeout_s: float) -> None:
-        """Wait until all that was begun and did not fail is done, with what follows, or it has taken too long."""
+        """Wait until nothing more will be done, with what follows it, or it has taken too long."""
         with self._changed:
             self._changed.wait_for(self._is_settled, timeout_s)
 
@@ -141,9 +141,9 @@ class Lane:
         while (work := self._begin()) is not None:
             try:
                 work.answer = work.do()
+                work.is_done = True
             except Exception as exc:  # whoever owns the lane names it
                 self._fail(work, exc)
-            work.is_done = True
             self._conclude_what_is_done()
 
     def _conclude_what_is_done(self) -> None:
