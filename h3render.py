@@ -8,7 +8,6 @@ needs none of them.
 import gc
 import importlib
 import sys
-from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -47,8 +46,9 @@ EXTRAS = {
 }  # else: embedded
 
 
-def make_app(modules: Iterable[str]) -> "typer.Typer":
-    """The commands of these."""
+@cache
+def make_app(*modules: str) -> "typer.Typer":
+    """The commands of these. With all of PARTS it is also there as `app`."""
     import typer
 
     made = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -62,15 +62,9 @@ def make_app(modules: Iterable[str]) -> "typer.Typer":
     return made
 
 
-@cache
-def make_whole_app() -> "typer.Typer":
-    """It is also there as `app`."""
-    return make_app(PARTS)
-
-
 def __getattr__(name: str) -> "typer.Typer":
     if name == "app":
-        return make_whole_app()
+        return make_app(*PARTS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -82,7 +76,7 @@ def main() -> None:
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     parts = [module for module, commands in PARTS.items() if command in commands]
     try:
-        app = make_app(parts) if parts else make_whole_app()  # that one for help, and for a command that is none
+        app = make_app(*(parts or PARTS))  # all for help, and for a command that is none
         app(prog_name="h3render")  # as which a shell completes it, however it was started
     except ModuleNotFoundError as exc:
         extra = EXTRAS.get(command, "embedded")

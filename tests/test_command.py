@@ -20,7 +20,7 @@ finally:
 
 @pytest.mark.parametrize("module", h3render.PARTS)
 def test_each_command_is_found_in_its_part(module):
-    part = typer.main.get_group(h3render.make_app([module]))
+    part = typer.main.get_group(h3render.make_app(module))
     assert sorted(part.commands) == sorted(h3render.PARTS[module])
 
 
