@@ -1,11 +1,11 @@
 """The encoder of the video autoencoder, set and not trained: it tells the moments of 16 x 16 pixels.
 
 Its residual branches add nothing, so it is linear. Each of its four levels makes the moments of a block, in each
-colour, out of those of its quarters; the last makes coefficients of polynomials of them. Of four frames it
-looks at the last: what comes before the first frame is zeros, which a sum over time could not tell from black.
+colour, out of those of its quarters; the last makes coefficients of polynomials of them. Of four frames it looks at
+the last: what comes before the first frame is zeros, which a sum over time could not tell from black.
 
-A linear map gets 31 dB out of that, a decoder that knows edges more. Encoder and decoder trained together from nothing
-had agreed on each block's mean colour after three minutes of a GPU, 24 dB, and went no further.
+A linear map gets 31 dB of these frames out of that, a decoder that knows edges more. Encoder and decoder trained
+together from nothing had agreed on each block's mean colour after three minutes of a GPU, 24 dB, and went no further.
 """
 
 import math
@@ -34,7 +34,7 @@ LAST = 2  # of three frames that a kernel sees
 
 @torch.no_grad()
 def set_encoder(vae: AutoencoderKLMiniMaxH3) -> None:
-    """Of an autoencoder with CHANNELS latent channels, as many groups of three before the last layer as one needs."""
+    """Of an autoencoder with CHANNELS latent channels, and as many groups of three channels before its last norm."""
     encoder = vae.encoder
     _clear(encoder.conv_in, encoder.conv_out, vae.quant_conv)
     for colour in range(COLOURS):

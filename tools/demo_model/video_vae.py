@@ -72,8 +72,8 @@ def begin_linear(vae: AutoencoderKLMiniMaxH3, clips: Clips, latents: Tensor) -> 
 
     From nothing it needs twice as many steps until it looks at the latents around one. latents [N, C, 12, h, w]
     """
-    fitted = _fit(clips, latents).T  # [patch, C + 1]
     decoder, channels = vae.decoder, latents.shape[1]
+    fitted = _fit(clips, latents, decoder.patch_size_t, decoder.patch_size).T  # [patch, C + 1]
     vae.post_quant_conv.weight.copy_(torch.eye(channels)[..., None, None, None])
     vae.post_quant_conv.bias.zero_()
     level = 2 * channels  # of two rows, behind a latent's values and their negatives
@@ -92,13 +92,13 @@ def begin_linear(vae: AutoencoderKLMiniMaxH3, clips: Clips, latents: Tensor) -> 
         block.scale2.fill_(BRANCH)
 
 
-def _fit(clips: Clips, latents: Tensor) -> Tensor:
-    """By least squares, from a latent and 1 to its four frames: [C + 1, 3 * 4 * 16 * 16]."""
+def _fit(clips: Clips, latents: Tensor, frames: int, side: int) -> Tensor:
+    """By least squares, from a latent and 1 to its frames, as the decoder's last layer has them: [C + 1, patch]."""
     squares = products = torch.zeros((), device=latents.device)
     for start in range(0, min(FITTED_CLIPS, len(clips)), FITTED_AT_ONCE):
         rows = slice(start, start + FITTED_AT_ONCE)
         pictures = normalise(draw(clips.rows(rows), range(1, CLIP_FRAMES)))  # the first latent has but one frame
-        blocks = pictures.unflatten(2, (-1, 4)).unflatten(-1, (-1, 16)).unflatten(-3, (-1, 16))
+        blocks = pictures.unflatten(2, (-1, frames)).unflatten(-1, (-1, side)).unflatten(-3, (-1, side))
         patches = blocks.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(0, 3)
         known = latents[rows, :, 1:CLIP_LATENTS].float().permute(0, 2, 3, 4, 1).flatten(0, 3)
         known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
