@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 from redis.exceptions import RedisError
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import h3render
 from jobs.client import Client
@@ -24,6 +24,7 @@ from jobs.result import read_result
 from jobs.store import open_store
 from jobs.workers import WorkerRecord, WorkerState, read_workers
 from tests.cases.runners import HOLD, TRACE, Script
+from tests.in_process import call
 from tests.servers import DIES_WITH_PARENT, RedisServer, running_redis
 from tests.waiting import eventually
 
@@ -195,7 +196,7 @@ class Farm:
 
     def run(self, *arguments: str) -> Result:
         """The command, as a person gives it, but in this process: one of its own would import for a second."""
-        return CliRunner().invoke(h3render.app, [*arguments, "--url", self.redis_url])
+        return call(h3render.app, *arguments, "--url", self.redis_url)
 
     def list_workers(self) -> list[WorkerRecord]:
         """As the command lists them."""

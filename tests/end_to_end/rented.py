@@ -120,21 +120,10 @@ class Rented:
     @contextmanager
     def running_up(self) -> Iterator[Up]:
         log = self.folder / f"up-{next(self._numbers)}.log"
-        flags = [
-            "--max",
-            str(self.most),
-            "--until-done",
-            "--yes",
-            "--image",
-            IMAGE,
-            "--env-file",
-            str(self.env_file),
-            "--fleet",
-            FLEET,
-        ]
+        order = ("--image", IMAGE, "--env-file", str(self.env_file), "--fleet", FLEET)
         with log.open("w") as output:
             process = subprocess.Popen(
-                [*COMMAND, "pods", "up", *LIMITS, *flags],
+                [*COMMAND, "pods", "up", *LIMITS, "--max", str(self.most), *order, "--until-done", "--yes"],
                 cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -6,8 +6,8 @@ from infra.answers import DataCenter, GpuType, Pod
 from infra.ledger import Row, RowState
 from infra.order import PodOrder, Workspace
 from infra.settings import IMAGE, SERVER_EDITION
-from jobs.offers import Offer
 from jobs.workers import JobRecord, WorkerRecord, WorkerState
+from tests.jobs.records import record_at
 
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
 TOKEN = "0123456789abcdef"
@@ -94,14 +94,5 @@ def make_centers(*ids: str) -> list[DataCenter]:
 
 def make_worker(name, job=True, state=WorkerState.BUSY, **fields) -> WorkerRecord:
     """What one says of itself: that it renders, and other fields on top."""
-    record = {
-        "id": f"{name}.1",
-        "host": "h",
-        "pid": 1,
-        "started_at": 0.0,
-        "beat_at": 0.0,
-        "beat_s": 10.0,
-        "fleet": "idle",
-    }
     running = JobRecord(job_id="job1", attempt=1, queue="batch", phase="denoise", step=3, steps=50) if job else None
-    return WorkerRecord(name=name, state=state, job=running, offer=Offer(), **(record | fields))
+    return record_at(0.0, name, state=state, job=running, **fields)

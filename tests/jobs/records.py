@@ -3,10 +3,16 @@
 from jobs.offers import Offer
 from jobs.workers import WorkerRecord, WorkerState, server_time
 
+LASTING_BEAT_S = 1200.0  # of one that counts as alive for an hour
 
-def record(redis, name="gpu-1", *, ago_s=0.0, nonce="0a1b2c3d", **changes):
-    """Of a worker whose last beat was so long ago."""
-    now = server_time(redis)
+
+def record(redis, name="gpu-1", **changes):
+    """Of a worker whose beat is now, or `ago_s` ago, by Redis's clock."""
+    return record_at(server_time(redis), name, **changes)
+
+
+def record_at(now, name="gpu-1", *, ago_s=0.0, nonce="0a1b2c3d", **changes):
+    """By any clock."""
     told = {
         "id": f"{name}-{nonce}",
         "name": name,

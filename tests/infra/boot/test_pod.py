@@ -20,8 +20,8 @@ from infra.boot.topology import Topology
 from infra.pod_report import BootState, note_contact, read_reports
 from jobs.workers import WorkerState, write_worker
 from tests.infra.boot.driver_tool import put_tool
-from tests.infra.boot.workers import record
 from tests.infra.pod_commands import ROOT, make_environment
+from tests.jobs.records import LASTING_BEAT_S, record
 from tests.servers import DIES_WITH_PARENT
 from tests.waiting import eventually
 
@@ -138,12 +138,12 @@ def test_a_worker_that_fails_is_started_again(boots):
 
 
 def test_a_pod_leaves_once_it_has_been_idle_and_asks_for_its_end(boots, redis):
-    write_worker(redis, record(redis, NAME, WorkerState.BUSY))
+    write_worker(redis, record(redis, NAME, state=WorkerState.BUSY, beat_s=LASTING_BEAT_S))
     pod = boots.start(H3_POD_IDLE_S="0.2", H3_POD_CONTACT_S="0.1")
     began = eventually(lambda: boots.is_in(BootState.SERVING) and boots.report.at)
     eventually(lambda: boots.report.at > began + 0.4)  # longer than an idle one would stay
     assert "drained" not in boots.notes
-    write_worker(redis, record(redis, NAME, WorkerState.READY))
+    write_worker(redis, record(redis, NAME, state=WorkerState.READY, beat_s=LASTING_BEAT_S))
     note_contact(redis, "f1")
     eventually(lambda: boots.notes.count("ended") == 2)
     assert boots.notes[:2] == ["started sh", "drained"]
@@ -167,7 +167,7 @@ def test_a_worker_that_renders_is_left_alone_while_redis_is_away_even_by_the_lea
     lease = datetime.now(UTC) + timedelta(seconds=5)
     with Redis.from_url(redis_server.url) as redis, ExitStack() as stack:
         boots = Boots(tmp_path, redis, redis_server.url, stack)
-        write_worker(redis, record(redis, NAME, WorkerState.BUSY))
+        write_worker(redis, record(redis, NAME, state=WorkerState.BUSY, beat_s=LASTING_BEAT_S))
         pod = boots.start(LEASE_UNTIL=lease.isoformat())
         eventually(lambda: "started sh" in boots.notes)
         began = boots.report.at

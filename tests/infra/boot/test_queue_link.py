@@ -7,7 +7,7 @@ from infra.boot.settings import BootSettings
 from infra.busy import Work
 from infra.pod_report import CONTACT_KEY, BootState, note_contact, read_reports
 from jobs.workers import WorkerState, server_time, write_worker
-from tests.infra.boot.workers import record
+from tests.jobs.records import LASTING_BEAT_S, record
 
 NAME = "h3render-f1-pod-0001"
 
@@ -23,12 +23,12 @@ def make_link():
 def test_a_pod_hears_of_its_own_worker_and_of_who_looks_after_its_fleet(make_link, redis, redis_url):
     link = make_link(redis_url)
     assert (link.listen().work, link.listen().contact_at) == (Work.ABSENT, None)
-    write_worker(redis, record(redis, "another", WorkerState.BUSY))
+    write_worker(redis, record(redis, "another", state=WorkerState.BUSY, beat_s=LASTING_BEAT_S))
     note_contact(redis, "f1")
     heard = link.listen()
     assert heard.work is Work.ABSENT
     assert 0 <= heard.now - heard.contact_at < 10
-    write_worker(redis, record(redis, NAME, WorkerState.BUSY))
+    write_worker(redis, record(redis, NAME, state=WorkerState.BUSY, beat_s=LASTING_BEAT_S))
     assert link.listen().work is Work.BUSY
 
 

@@ -7,28 +7,17 @@ import pytest
 from infra.ledger import RowState
 from infra.pod_report import BootState, PodReport
 from infra.reconciler.machine import Stage, join_machines
-from jobs.offers import Offer
-from jobs.workers import JobRecord, WorkerRecord, WorkerState
+from jobs.workers import JobRecord, WorkerState
 from tests.infra.pods import NAME, NOW, make_pod, make_row
+from tests.jobs.records import record_at
 
 NOW_S = NOW.timestamp()
 JOB = JobRecord(job_id="j1", attempt=1, queue="batch", phase="denoise")
 
 
 def make_worker(state, started_s=0.0, **fields):
-    return WorkerRecord(
-        id=f"{NAME}-{started_s}",
-        name=NAME,
-        host="pod1",
-        pid=1,
-        state=state,
-        started_at=started_s,
-        beat_at=NOW_S - 40,
-        beat_s=5,
-        offer=Offer(),
-        fleet="ready",
-        **fields,
-    )
+    own = {"host": "pod1", "started_at": started_s, "beat_s": 5, "fleet": "ready"}
+    return record_at(NOW_S, NAME, ago_s=40, nonce=str(started_s), state=state, **own, **fields)
 
 
 def make_report(state, *, wants_end):
