@@ -27,17 +27,19 @@ class SharedLooks:
         That Redis does not answer is shared, too: else those who wait would find it out one after another.
         """
         async with self._locks[key]:
-            until, seen = self._kept.get(key, (0.0, Markup()))
+            kept = self._kept
+            until, seen = kept.get(key, (0.0, Markup()))
             if time.monotonic() >= until:
                 seen = await _try(look)
-                self._keep(key, seen)
+                if kept is self._kept:  # else it may have been seen before what was done meanwhile
+                    self._keep(key, seen)
         if isinstance(seen, RedisUnavailable):
             raise seen.with_traceback(None)  # which would grow with each who is told
         return seen
 
     def forget(self) -> None:
         """Something has been done: whoever did it wants to see that."""
-        self._kept.clear()
+        self._kept = {}
 
     def _keep(self, key: str, seen: Markup | RedisUnavailable) -> None:
         if len(self._kept) >= MOST_KEPT:

@@ -27,12 +27,14 @@ def chromium() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(autouse=True)
-def _unshared_looks(monkeypatch) -> None:
-    """Nothing of another test is shown."""
-    monkeypatch.setattr(shared, "GOOD_FOR_S", 0.0)
-    monkeypatch.setattr(batch_reading, "SHORTEST_REST_S", 0.0)
-    monkeypatch.setattr(batch_reading, "RESTS_A_LOOK", 0.0)
+@pytest.fixture(autouse=True, scope="module")
+def _unshared_looks() -> Iterator[None]:
+    """Nothing of another test is shown, nor what a window asked for as it was closed: as long as the service is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "GOOD_FOR_S", 0.0)
+        patch.setattr(batch_reading, "SHORTEST_REST_S", 0.0)
+        patch.setattr(batch_reading, "RESTS_A_LOOK", 0.0)
+        yield
 
 
 @pytest.fixture

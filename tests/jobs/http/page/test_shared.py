@@ -43,6 +43,25 @@ def test_of_many_who_look_at_once_one_reads_and_whoever_looks_later_reads_anew(c
     assert len({*first, *second, *third, *fourth}) == 6
 
 
+def test_what_is_seen_while_something_is_done_is_not_shown_to_whoever_did_it(count, monkeypatch):
+    async def look():
+        began.set()
+        await done.wait()
+        return Markup(count())
+
+    async def run():
+        before = asyncio.create_task(looks.get("all", look))
+        await began.wait()
+        looks.forget()
+        after = asyncio.create_task(looks.get("all", look))
+        done.set()
+        return await before, await after
+
+    monkeypatch.setattr(shared, "GOOD_FOR_S", 60.0)
+    looks, began, done = SharedLooks(), asyncio.Event(), asyncio.Event()
+    assert asyncio.run(run()) == ("1", "2")
+
+
 def test_many_who_look_while_the_farm_is_away_wait_for_one_failure(count, monkeypatch):
     async def fail():
         count()
