@@ -29,7 +29,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _unshared_looks() -> Iterator[None]:
-    """Nothing of another test is shown, nor what a window asked for as it was closed: as long as the service is there."""
+    """Nothing of another test is shown, nor what its window asked for as it was closed: the service outlives both."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "GOOD_FOR_S", 0.0)
         patch.setattr(batch_reading, "SHORTEST_REST_S", 0.0)
