@@ -27,7 +27,7 @@ PARTS = {  # module: its commands
     "jobs.operator_cli": ("workers", "reap", "gc", "queue", "dead"),
     "jobs.embedded_cli": ("redis",),
     "jobs.schema_cli": ("schema",),
-    "h3.cli": ("checkpoint", "encode-text", "denoise", "decode", "report"),
+    "h3.cli": ("checkpoint", "encode-text", "denoise", "decode", "sheet", "report"),
     "h3.bench.cli": ("bench",),
     "infra.cli": ("pods",),
 }
@@ -39,6 +39,7 @@ EXTRAS = {
     "encode-text": "h3",
     "denoise": "h3",
     "decode": "h3",
+    "sheet": "h3",
     "report": "report",
     "doctor": "worker",
     "serve": "http,embedded",

@@ -197,6 +197,21 @@ def pick_device(name: str | None) -> "torch.device":
     return torch.device("cpu") if name == "cpu" or not torch.cuda.is_available() else torch.device("cuda", 0)
 
 
+@app.command("sheet")
+def sheet_command(
+    video: Annotated[Path, typer.Argument(help="A file with pictures.")],
+    out: Annotated[Path, typer.Argument(help="A picture to write: .png, .jpg or .webp.")],
+    columns: Annotated[int, typer.Option(min=1)] = 4,
+    rows: Annotated[int, typer.Option(min=1)] = 3,
+) -> None:
+    """Draw frames of a video beside each other, evenly from the first to the last."""
+    from h3.contact_sheet import write_contact_sheet
+
+    with plain_errors():
+        write_contact_sheet(video, out, columns=columns, rows=rows)
+    typer.echo(out)
+
+
 @app.command("report")
 def report_command(
     reports: Annotated[list[Path], typer.Argument(help="What `denoise` has written, or files of many such runs.")],

@@ -12,7 +12,7 @@ from uuid import uuid4
 import typer
 
 from jobs.cli import follow
-from jobs.client import Client
+from jobs.client import Client, JobHandle
 from jobs.connection import connect
 from jobs.queues import open_queue
 from jobs.request import GenerateRequest
@@ -44,10 +44,19 @@ def run_demo(settings: WorkerSettings, prompt: str) -> None:
         job = Client(redis).submit(request, queue=queue)
         with _worker(queue, checkpoint, log) as check_alive:
             follow(job, store, while_waiting=check_alive)
+        sheet = _draw_sheet(job, settings.cache_dir / f"{queue}.png")
     finally:
         open_queue(queue, redis).delete()
     typer.echo(f"log       {log}")
+    typer.echo(f"sheet     {sheet}")
     typer.echo("The demo's model is untrained: its picture is noise. Everything around it is real.")
+
+
+def _draw_sheet(job: JobHandle, path: Path) -> Path:
+    with tempfile.TemporaryDirectory() as folder:
+        command = _command("sheet", str(job.fetch(Path(folder))), str(path))
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+    return path
 
 
 def _tiny_checkpoint(cache_dir: Path) -> Path:

@@ -2,9 +2,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from redis import Redis
 
 import h3render
+from h3.contact_sheet import GAP
 from jobs import embedded
 from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run
@@ -32,8 +34,10 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
     real_job = call(h3render.app, "submit", "somebody's real job", **user).stdout.strip()
     done = run("demo", "a paper boat in the rain", timeout_s=100, **user)
     assert done.returncode == 0, done.stderr
-    paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:3])
-    assert set(paths) == {"video", "report", "playlist"}
+    paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:5])
+    assert set(paths) == {"video", "report", "playlist", "log", "sheet"}
+    with Image.open(paths["sheet"]) as sheet:
+        assert sheet.size == (4 * (256 + GAP) + GAP, 3 * (160 + GAP) + GAP)
     assert len(read(paths["video"]).pictures) == 39
     assert "untrained" in done.stdout.splitlines()[-1]
     for phase in ("text: ", "denoise: 8/8", "decode: clip 2"):
