@@ -22,6 +22,8 @@ from worker.mgpu.placement import Backend
 
 # A real-time signal: libraries use SIGUSR1 and SIGUSR2 for themselves.
 _STACKS_SIGNAL = signal.SIGRTMIN + 7
+# The handler reads the frames of all threads, also of those that run: the one that writes collectives is asked later.
+STACKS_ALONE_S = 0.05
 STACKS_LIMIT_S = 0.15  # how long an error waits for both
 COLLECTIVES_LIMIT_S = 2.0  # how long a rank whose GIL is held lives on to write its record
 

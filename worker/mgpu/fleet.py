@@ -24,7 +24,7 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but its types do not say so
 
-from worker.mgpu.diagnosis import COLLECTIVES_LIMIT_S
+from worker.mgpu.diagnosis import COLLECTIVES_LIMIT_S, STACKS_ALONE_S
 from worker.mgpu.errors import RankFailure
 from worker.mgpu.link import TERMINALS, Kind, Message
 from worker.mgpu.logs import FleetLogs
@@ -127,7 +127,12 @@ class Fleet:
 
     def ask_what_ranks_do(self) -> None:
         for process in self.ranks:
-            process.ask_what_it_does()
+            process.ask_for_stacks()
+        self.after("collectives", STACKS_ALONE_S, self._ask_for_collectives)
+
+    def _ask_for_collectives(self) -> None:
+        for process in self.ranks:
+            process.ask_for_collectives()
 
     @property
     def has_told_all(self) -> bool:

@@ -81,10 +81,13 @@ class RankProcess:
             with contextlib.suppress(ProcessLookupError):
                 send(self.pid, number)
 
-    def ask_what_it_does(self) -> None:
-        """For the files of `diagnosis`."""
+    def ask_for_stacks(self) -> None:
+        """For a file of `diagnosis`, as the next."""
         if self.phase not in (Phase.SPAWNED, Phase.GONE):
             ask_for_stacks(self.pid)
+
+    def ask_for_collectives(self) -> None:
+        if self.phase not in (Phase.SPAWNED, Phase.GONE):
             ask_for_collectives(self._requests)
 
     @property

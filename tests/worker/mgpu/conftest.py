@@ -1,7 +1,7 @@
 """Real rank processes on Gloo. One fleet of each size is shared by all tests that leave it healthy.
 
 A fleet of its own costs a test seconds. It has two ranks, or as many as a fixture says that the test takes:
-`fleet_size` is two, and with --full also four and eight; `world_size` is always each of them.
+`fleet_size` is two, `world_size` two and eight; with --full both are four, too, and eight.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from worker.mgpu import MGPUController, MGPURunner
 from worker.mgpu.world import open_store
 
 WORLD_SIZES = (2, 4, 8)
+REDUCED_SIZES = {"world_size": (2, 8), "fleet_size": (2,)}  # without --full
 TEST_TIMEOUT_S = 60  # eight ranks on two cores take five to start
 
 
@@ -51,9 +52,18 @@ def shares_fleet(item: pytest.Item, spender: pytest.Item) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "fleet_size" in metafunc.fixturenames:
-        sizes = WORLD_SIZES if metafunc.config.getoption("full") else WORLD_SIZES[:1]
-        metafunc.parametrize("fleet_size", sizes, ids="{}-ranks".format)
+    """world_size is that of the shared fleet, fleet_size that of a fleet which a test starts for itself."""
+    own = {name for mark in metafunc.definition.iter_markers("parametrize") for name in named(mark)}
+    for name, reduced in REDUCED_SIZES.items():
+        if name in metafunc.fixturenames and name not in own:
+            sizes = WORLD_SIZES if metafunc.config.getoption("full") else reduced
+            metafunc.parametrize(name, sizes, ids="{}-ranks".format, scope="session")
+
+
+def named(mark: pytest.Mark) -> list[str]:
+    """What it parametrizes."""
+    names = mark.args[0]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,13 +80,6 @@ def bare_main() -> Iterator[None]:
         patch.setattr(sys.modules["__main__"], "__spec__", None)
         patch.setattr(sys.modules["__main__"], "__file__", None)
         yield
-
-
-@pytest.fixture(scope="session", params=WORLD_SIZES, ids="{}-ranks".format)
-def world_size(request: pytest.FixtureRequest) -> int:
-    """For the shared fleet, and for a fleet of its own that a test wants at every size."""
-    size: int = request.param
-    return size
 
 
 @pytest.fixture(scope="session")
