@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
-SHORT = ("--light", "--jobs", "20", "--workers", "2", "--lease-s", "2", "--gap-s", "1.2", "--faults", "6")
+SHORT = ("--light", "--jobs", "14", "--workers", "2", "--lease-s", "2", "--gap-s", "1.0", "--faults", "6")
 ONE_WORKER = ("--light", "--workers", "1", "--jobs", "20", "--gap-s", "60")
 KINDS = {"kill-worker", "kill-rank", "kill-redis", "kill-store", "stop-worker", "end-worker"}
 
@@ -35,7 +35,7 @@ def test_a_farm_whose_parts_are_killed_loses_doubles_and_spoils_nothing(command,
     report = json.loads(path.read_text())
     assert report["findings"] == {"lost": [], "double": [], "wrong": []}
     assert report["passed"]
-    assert report["results"]["jobs"] == (200 if full else 20)
+    assert report["results"]["jobs"] == (200 if full else 14)
     assert report["results"]["finished"] + report["results"]["dead"] == report["results"]["jobs"]
     assert set(report["faults"]) == KINDS
     assert report["attempts"]["lost"]  # or nothing was disturbed
