@@ -52,7 +52,7 @@ def shares_fleet(item: pytest.Item, spender: pytest.Item) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """world_size is that of the shared fleet, fleet_size that of a fleet which a test starts for itself."""
+    """world_size where each size counts, also for the shared fleet; fleet_size where two ranks tell as much."""
     own = {name for mark in metafunc.definition.iter_markers("parametrize") for name in named(mark)}
     for name, reduced in REDUCED_SIZES.items():
         if name in metafunc.fixturenames and name not in own:

@@ -59,9 +59,10 @@ def first_of_each(stream: Stream, world_size: int) -> list[Any]:
     [
         (2, ["hang", "hold_the_gil"]),
         (2, ["diverge"]),
+        (4, ["hang", "hold_the_gil", "diverge"]),
         (8, ["hang", "hold_the_gil", "diverge"]),
     ],
-    ids=["2-asleep-or-in-C", "2-in-a-collective", "8-mixed"],
+    ids=["2-asleep-or-in-C", "2-in-a-collective", "4-mixed", "8-mixed"],
 )
 def test_no_rank_outlives_a_controller_that_is_killed(
     run_script: RunScript, world_size: int, commands: list[str]
