@@ -19,21 +19,24 @@ def write_contact_sheet(video: Path, sheet: Path, *, columns: int, rows: int) ->
     """
     if sheet.suffix not in FORMATS:
         raise ConfigError(f"{sheet}: name a picture that ends in {', '.join(FORMATS)}")
-    frames = _read_frames(video)
-    count = min(columns * rows, len(frames))
-    chosen = [frames[round(place * (len(frames) - 1) / max(1, count - 1))] for place in range(count)]
-    _lay_out(chosen, columns).save(sheet)
-
-
-def _read_frames(video: Path) -> list[Image.Image]:
     try:
-        with av.open(str(video)) as file:
-            frames = [frame.to_image() for stream in file.streams.video[:1] for frame in file.decode(stream)]
+        frames = _read_frames(video, columns * rows)
     except av.InvalidDataError as exc:
         raise ConfigError(f"{video}: not a video that can be read ({exc.strerror})") from exc
     if not frames:
         raise ConfigError(f"{video}: there is no picture in it")
-    return frames
+    _lay_out(frames, columns).save(sheet)
+
+
+def _read_frames(video: Path, most: int) -> list[Image.Image]:
+    """Only those that are shown are kept: all frames of a long video are a gigabyte."""
+    with av.open(str(video)) as file:
+        total = sum(packet.size > 0 for stream in file.streams.video[:1] for packet in file.demux(stream))
+    count = min(most, total)
+    chosen = {round(place * (total - 1) / max(1, count - 1)) for place in range(count)}
+    with av.open(str(video)) as file:
+        frames = (frame for stream in file.streams.video[:1] for frame in file.decode(stream))
+        return [frame.to_image() for place, frame in enumerate(frames) if place in chosen]
 
 
 def _lay_out(frames: list[Image.Image], columns: int) -> Image.Image:
