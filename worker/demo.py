@@ -54,8 +54,7 @@ def run_demo(settings: WorkerSettings, prompt: str) -> None:
 
 def _draw_sheet(job: JobHandle, path: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
-        command = _command("sheet", str(job.fetch(Path(folder))), str(path))
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+        _run("sheet", str(job.fetch(Path(folder))), str(path))
     return path
 
 
@@ -64,7 +63,7 @@ def _tiny_checkpoint(cache_dir: Path) -> Path:
     folder = cache_dir / TINY_NAME
     if not folder.exists():
         partial = Path(tempfile.mkdtemp(prefix="tiny-checkpoint-", dir=cache_dir)) / "model"
-        subprocess.run(_command("checkpoint", "tiny", str(partial)), check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+        _run("checkpoint", "tiny", str(partial))
         with suppress(OSError):  # another demo has finished its own first; the bytes are the same
             partial.rename(folder)
         shutil.rmtree(partial.parent)
@@ -99,6 +98,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
             return
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run(_command(*arguments), check=True, stdout=subprocess.DEVNULL)  # noqa: S603
 
 
 def _command(*arguments: str) -> list[str]:
