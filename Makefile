@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Python compiles what it imports, a fifth of what is installed; the rest would take most of a minute.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
+export PYTHONDONTWRITEBYTECODE := # else each of hundreds of processes compiles it anew
+# Tests that hold milliseconds to a promise.
+ALONE := tests/worker/mgpu tests/tools/test_bench_controller.py tests/end_to_end/test_import_time.py
 export PROMPT ?=
 TESTS ?=
 REPORT ?=
@@ -15,13 +19,11 @@ SEED ?= 1
 demo: $(INSTALLED)
 	@$(BIN)/h3render demo $(if $(PROMPT),-- "$$PROMPT")
 
-# Three at a time, for most tests wait for something; the controller's promise milliseconds, and have the machine alone.
-# Hundreds of processes are started: none compiles our files again, whatever the environment says.
-test: export PYTHONDONTWRITEBYTECODE :=
+# Three at a time, for most tests wait for something; then those that need the machine alone.
 test: $(INSTALLED)
 ifeq ($(strip $(TESTS)),)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/worker/mgpu --ignore tests/tools/test_bench_controller.py
-	@$(BIN)/pytest tests/worker/mgpu tests/tools/test_bench_controller.py
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
+	@$(BIN)/pytest $(ALONE)
 else
 	@$(BIN)/pytest $(TESTS)
 endif
