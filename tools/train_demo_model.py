@@ -2,7 +2,7 @@
 
 python tools/train_demo_model.py build/demo-model --minutes 8
 
-Run it again until it says that it is done: what is finished is kept, what is not goes on where it was. About eleven
+Run it again until it says that it is done: what is finished is kept, what is not goes on where it was. About ten
 minutes of one H200; a CPU is for trying, with --scale.
 """
 
@@ -35,7 +35,7 @@ from tools.demo_model.words import write_text_encoder, write_tokenizer
 CLIPS, KEYFRAMED = 4096, 1024  # that the denoiser is trained on
 PLANS = {
     "audio": Plan(2400, 60.0, 2e-3, mean_over=100),
-    "video": Plan(6000, 150.0, 1.5e-3, mean_over=100),
+    "video": Plan(4000, 100.0, 1.5e-3, mean_over=100),
     "denoiser": Plan(8000, 400.0, 1.2e-3),
 }
 GEOMETRY = Geometry(256, 160, 39)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from h3.model_folder import ModelFolder
@@ -34,11 +35,12 @@ def main(
     steps: Annotated[int, typer.Option(min=1)] = 16,
     prompts: Annotated[int, typer.Option(min=1, max=HELD_OUT)] = HELD_OUT,
     size: Annotated[str, typer.Option(help="WIDTHxHEIGHTxFRAMES")] = "256x160x39",
+    device: Annotated[str, typer.Option()] = "cpu",
     precision: Annotated[Precision | None, typer.Option(help="Whatever the files have, if not said.")] = None,
 ) -> None:
     """Say in words how good a model is."""
     folder = ModelFolder.below(model)
-    studio, geometry = Studio.open(folder, precision), Geometry.parse(size)
+    studio, geometry = Studio.open(folder, precision, torch.device(device)), Geometry.parse(size)
     seen: dict[str, dict[str, str]] = {}
     for seed, (_, prompt) in enumerate(held_out_prompts()[:prompts]):
         with tempfile.TemporaryDirectory() as work:
