@@ -2,8 +2,8 @@
 
 python tools/train_demo_model.py build/demo-model --minutes 8
 
-Run it again until it says that it is done: what is finished is kept, what is not goes on where it was. About ten
-minutes of one H200; a CPU is for trying, with --scale.
+Run it again until it says that it is done: what is finished is kept, what is not goes on where it was. About
+twelve minutes of one H200; a CPU is for trying, with --scale.
 """
 
 import random
@@ -19,6 +19,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script that is run sees only its own folder
 
 from h3.convert import Target, save_denoiser
+from h3.machine import describe_machine
 from h3.model_folder import PARTITION
 from h3.sequence import Geometry
 from h3.text import load_text_encoder
@@ -26,16 +27,16 @@ from h3.tiny import write_audio_vae, write_video_vae
 from h3.vae import load_audio_vae, load_video_vae
 from tools.demo_model import audio_vae, denoiser, video_vae
 from tools.demo_model.clips import Clips, sample_clips
-from tools.demo_model.curves import plot_losses
 from tools.demo_model.examples import Statistics, make_examples, make_texts
 from tools.demo_model.scenes import Scene, split_scenes
 from tools.demo_model.trainer import Plan
+from tools.demo_model.training_report import write_report
 from tools.demo_model.words import write_text_encoder, write_tokenizer
 
 CLIPS, KEYFRAMED = 4096, 1024  # that the denoiser is trained on
 PLANS = {
     "audio": Plan(2400, 60.0, 2e-3, mean_over=100),
-    "video": Plan(4000, 100.0, 1.5e-3, mean_over=100),
+    "video": Plan(5000, 120.0, 1.5e-3, mean_over=100),
     "denoiser": Plan(8000, 400.0, 1.2e-3),
 }
 GEOMETRY = Geometry(256, 160, 39)
@@ -171,7 +172,8 @@ def main(
                 raise typer.Exit(1)
             training.close(name)
             typer.echo(f"{name}: done in {time.monotonic() - began:.0f} s")
-    plot_losses([training.file(name) for name in PLANS], out / "losses.png")
+    machine = describe_machine(on_gpus=training.device.type == "cuda")
+    write_report([training.file(name) for name in PLANS], machine, out)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ PRE_PADDING = 3  # frames before a decoded clip that nobody sees
 LATENTS_PER_WINDOW = CLIP_LATENTS + 2
 FITTED_CLIPS, FITTED_AT_ONCE = 64, 8  # from which the decoder's first map is
 LEVEL = 20.0  # of two channels beside which the others hardly count: so a norm scales by nearly a constant
+SLIPS = 0.3  # of a latent's deviation, at most: so far off may a denoiser be, and the decoder learns to draw over it
 BRANCH, UNUSED = 0.1, 0.3  # of what the blocks add, and of what the map leaves unused, at first
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, the space that the class speaks
 
@@ -116,8 +117,12 @@ def train_decoder(
     file: Path,
     deadline: float,
 ) -> bool:
-    """On latents of whole clips, [N, C, 12, h, w], with the encoder's noise [C] added. Returns whether it is done."""
+    """On latents of whole clips, [N, C, 12, h, w], with the encoder's noise [C] and SLIPS added.
+
+    Returns whether it is done.
+    """
     begin_linear(vae, clips, latents)
+    deviation = latents.float().std((0, 2, 3, 4))
     decoder = torch.nn.ModuleList([vae.post_quant_conv, vae.decoder])
     trainer = Trainer(decoder, plan, file)
 
@@ -126,7 +131,8 @@ def train_decoder(
         window = step % clips.geometry.clips
         first = window * CLIP_LATENTS
         chosen = latents[rows, :, first : first + LATENTS_PER_WINDOW].float()
-        chosen = chosen + torch.randn_like(chosen) * noise[:, None, None, None]
+        slips = SLIPS * torch.rand(batch, 1, 1, 1, 1, device=latents.device) * deviation[:, None, None, None]
+        chosen = chosen + torch.randn_like(chosen) * (noise[:, None, None, None].square() + slips.square()).sqrt()
         pictures = normalise(draw(clips.rows(rows), _window_frames(window)))
         return _errors(decode_window(vae, chosen), pictures)
 
