@@ -57,6 +57,22 @@ def write_tiny_checkpoint(
     typer.echo(folder)
 
 
+@checkpoint_app.command("demo")
+def write_demo_checkpoint(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.")],
+    precision: Annotated[str, typer.Option(help="bf16, or nvfp4: its weights in 4 bits.")] = "bf16",
+) -> None:
+    """Write the small H3 that comes with the program: it draws moving shapes as a caption says, and plays a tone."""
+    from h3.precision import Precision
+
+    with plain_errors():
+        kept = Precision.parse(precision)
+        from h3.demo_model import write_demo_model
+
+        write_demo_model(folder, kept)
+    typer.echo(folder)
+
+
 @checkpoint_app.command("check")
 def check_checkpoint(folder: Annotated[Path, typer.Argument(help="Root of a checkpoint.")]) -> None:
     """Check from the files' headers that nothing is missing or cut short."""

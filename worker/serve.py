@@ -129,7 +129,7 @@ def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPUR
     if settings.model_path is None:
         raise StartRefused(
             "no checkpoint is named: give --checkpoint DIR or set H3_MODEL_PATH "
-            "(`h3render checkpoint tiny DIR` writes an untrained one to try)"
+            "(`h3render checkpoint demo DIR` writes a small one to try)"
         )
     setup: dict[str, object] = {"checkpoint": str(settings.model_path)}
     if settings.mode is not Mode.AUTO:
