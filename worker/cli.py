@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,7 +11,7 @@ import jobs.operator_cli
 from jobs.cli import StoreUrl, Url, plain_errors
 from jobs.errors import RedisRefused, RedisUnavailable, StoreRefused, StoreUnavailable
 from jobs.queues import QueueName
-from jobs.request import Attention, Mode
+from jobs.request import Attention, Mode, Precision
 from jobs.settings import read_settings
 from worker.collector import uncollected_imports
 from worker.errors import StartRefused, Unhealthy, WorkerError
@@ -22,7 +22,7 @@ app = typer.Typer()
 # As in docs/operations.md. The last two are those of sysexits.h for what they mean.
 EXIT_FAILED, EXIT_WRONG_USAGE, EXIT_TRY_LATER, EXIT_UNHEALTHY = 1, 2, 75, 78
 
-DEMO_PROMPT = "a paper boat drifting over a puddle while rain patters on a tin roof"
+DEMO_PROMPT = "a red circle moving right over blue, low tone"
 
 SharingMode = Annotated[
     Mode | None, typer.Option("--mode", help="How ranks share a render (env: H3_MODE; auto: as the runner does)")
@@ -106,12 +106,18 @@ def _exit_code(error: Exception) -> int:
 
 
 @app.command()
-def demo(prompt: Annotated[str, typer.Argument(help="What should be seen and heard.")] = DEMO_PROMPT) -> None:
-    """Render one small clip on this machine, with an untrained model: everything but the picture is real."""
+def demo(
+    prompt: Annotated[str, typer.Argument(help="A shape that moves, and a tone.")] = DEMO_PROMPT,
+    precision: Annotated[
+        Literal[Precision.BF16, Precision.NVFP4], typer.Option(help="Of the model's weights: 16 bits, or 4.")
+    ] = Precision.BF16,
+    seed: Annotated[int | None, typer.Option(min=0, help="Drawn when left out.")] = None,
+) -> None:
+    """Render one small clip on this machine, with a small model that draws moving shapes and plays a tone."""
     from worker.demo import run_demo
 
     with plain_errors(), start_refusals():
-        run_demo(read_settings(WorkerSettings), prompt)
+        run_demo(read_settings(WorkerSettings), prompt, precision, seed)
 
 
 @app.command()

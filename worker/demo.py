@@ -15,32 +15,39 @@ from jobs.cli import follow
 from jobs.client import Client, JobHandle
 from jobs.connection import connect
 from jobs.queues import open_queue
-from jobs.request import GenerateRequest
+from jobs.request import GenerateRequest, Precision
 from jobs.store import open_store
 from worker.errors import StartRefused
 from worker.settings import WorkerSettings
 
-CLIP = {"width": 256, "height": 160, "frames": 39, "steps": 8, "preview_every": 3, "checkpoint_every": 4}
+CLIP = {"width": 256, "height": 160, "frames": 39, "steps": 16, "preview_every": 6, "checkpoint_every": 8}
+KNOWN = (
+    "The demo's model is small. It knows sentences like this one: a red circle moving right over blue, low tone.\n"
+    "  shapes    circle, square, triangle\n"
+    "  colours   red, green, blue, yellow, purple, white, black\n"
+    "  moving    left, right, up, down\n"
+    "  tones     low, middle, high; on the left, on the right"
+)
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_LINES = 20
-# Another name when what `h3render checkpoint tiny` writes has changed: one in the cache may be an older program's.
-TINY_NAME = "tiny-checkpoint-2"
+# Another number when what `h3render checkpoint demo` writes has changed: one in the cache may be an older program's.
+MODEL_NAME = "demo-model-1-{}"
 
 
-def run_demo(settings: WorkerSettings, prompt: str) -> None:
-    """Render `prompt` with the untrained tiny model and print where the results are.
+def run_demo(settings: WorkerSettings, prompt: str, precision: Precision, seed: int | None) -> None:
+    """Render `prompt` with the small model that comes with the program and print where the results are.
 
     Raises what a client raises, and StartRefused with the end of the worker's log if it stops early.
     """
-    request = GenerateRequest.parse({"prompt": prompt, **CLIP})
+    request = GenerateRequest.parse({"prompt": prompt, "seed": seed, **CLIP})
     store = open_store(settings.store_url)
     redis = connect(settings)
-    # A queue of its own: the untrained model must never take anybody's real job.
+    # A queue of its own: the small model must never take anybody's real job.
     queue = f"demo-{uuid4().hex}"
     settings.cache_dir.mkdir(parents=True, exist_ok=True)
     log = settings.cache_dir / f"{queue}.log"
     try:
-        checkpoint = _tiny_checkpoint(settings.cache_dir)
+        checkpoint = _checkpoint(settings.cache_dir, precision)
         job = Client(redis).submit(request, queue=queue)
         with _worker(queue, checkpoint, log) as check_alive:
             follow(job, store, while_waiting=check_alive)
@@ -49,7 +56,7 @@ def run_demo(settings: WorkerSettings, prompt: str) -> None:
         open_queue(queue, redis).delete()
     typer.echo(f"log       {log}")
     typer.echo(f"sheet     {sheet}")
-    typer.echo("The demo's model is untrained: its picture is noise. Everything around it is real.")
+    typer.echo(KNOWN)
 
 
 def _draw_sheet(job: JobHandle, path: Path) -> Path:
@@ -58,12 +65,12 @@ def _draw_sheet(job: JobHandle, path: Path) -> Path:
     return path
 
 
-def _tiny_checkpoint(cache_dir: Path) -> Path:
-    """Where the untrained model lies; written at the first run."""
-    folder = cache_dir / TINY_NAME
+def _checkpoint(cache_dir: Path, precision: Precision) -> Path:
+    """Where the model lies; written at the first run."""
+    folder = cache_dir / MODEL_NAME.format(precision)
     if not folder.exists():
-        partial = Path(tempfile.mkdtemp(prefix="tiny-checkpoint-", dir=cache_dir)) / "model"
-        _run("checkpoint", "tiny", str(partial))
+        partial = Path(tempfile.mkdtemp(prefix="demo-model-", dir=cache_dir)) / "model"
+        _run("checkpoint", "demo", str(partial), "--precision", precision)
         with suppress(OSError):  # another demo has finished its own first; the bytes are the same
             partial.rename(folder)
         shutil.rmtree(partial.parent)

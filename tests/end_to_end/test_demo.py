@@ -10,9 +10,9 @@ from h3.contact_sheet import GAP
 from jobs import embedded
 from tests.docs.operations_page import typed
 from tests.end_to_end.conftest import run
-from tests.end_to_end.video import read
 from tests.in_process import call
-from worker.demo import TINY_NAME
+from tests.quality.judge import judge, wrong
+from worker.demo import MODEL_NAME
 
 
 @pytest.fixture
@@ -32,18 +32,19 @@ def user(need_redis, private_folder, tmp_path):
 
 def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
     real_job = call(h3render.app, "submit", "somebody's real job", **user).stdout.strip()
-    done = run("demo", "a paper boat in the rain", timeout_s=100, **user)
+    prompt = "a large yellow square moves slowly down on a black background with a low tone on the right"
+    done = run("demo", prompt, "--seed", "1", timeout_s=100, **user)
     assert done.returncode == 0, done.stderr
     paths = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:5])
     assert set(paths) == {"video", "report", "playlist", "log", "sheet"}
     with Image.open(paths["sheet"]) as sheet:
         assert sheet.size == (4 * (256 + GAP) + GAP, 3 * (160 + GAP) + GAP)
-    assert len(read(paths["video"]).pictures) == 39
-    assert "untrained" in done.stdout.splitlines()[-1]
-    for phase in ("text: ", "denoise: 8/8", "decode: clip 2"):
+    assert wrong(prompt, judge(Path(paths["video"]))) == {}
+    assert "small" in done.stdout.splitlines()[5]
+    for phase in ("text: ", "denoise: 16/16", "decode: clip 2"):
         assert phase in done.stderr
 
-    # The untrained model takes nobody's real job, and leaves no queue behind.
+    # The small model takes nobody's real job, and leaves no queue behind.
     assert call(h3render.app, "status", real_job, **user).stdout.startswith(f"{real_job} waiting: no worker is alive")
     with Redis.from_url(embedded.socket_url(Path(user["H3_RUNTIME_DIR"]) / "redis.sock")) as redis:
         assert redis.keys("rq:queue:*") == [b"rq:queue:default"]
@@ -55,9 +56,9 @@ def test_the_demo_renders_a_prompt_and_ends_with_the_paths(user):
 
 
 def test_a_worker_that_cannot_start_ends_the_demo_with_the_reason(user, checkpoint, tmp_path):
-    damaged = shutil.copytree(checkpoint, tmp_path / "cache" / "h3render" / TINY_NAME)
+    damaged = shutil.copytree(checkpoint, tmp_path / "cache" / "h3render" / MODEL_NAME.format("bf16"))
     shutil.rmtree(damaged / "FL2VA" / "audio_vae")
-    done = run("demo", "a paper boat", **user)
+    done = run("demo", **user)
     assert done.returncode == 2
     assert "the worker ended with exit code 2" in done.stderr
     assert "audio_vae" in done.stderr
