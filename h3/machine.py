@@ -26,8 +26,12 @@ def describe_machine(*, on_gpus: bool = True) -> dict[str, object]:
 
 def _command() -> list[str]:
     """As somebody would type it."""
-    program = Path(sys.argv[0]).name.removesuffix(".py")
-    return ["h3render", *sys.argv[1:]] if program == "h3render" else ["python", *sys.argv]
+    if Path(sys.argv[0]).name.removesuffix(".py") == "h3render":
+        return ["h3render", *sys.argv[1:]]
+    spec = sys.modules["__main__"].__spec__
+    if spec is not None and spec.name != "__main__":  # python -m, which has made a path of it
+        return ["python", "-m", spec.name, *sys.argv[1:]]
+    return ["python", *sys.argv]
 
 
 def describe_gpus() -> dict[str, object]:
