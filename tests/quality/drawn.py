@@ -4,10 +4,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from h3.mp4 import SegmentWriter, remux
 from h3.sequence import Geometry
-from tools.demo_model.clips import Clips, draw, sound
+from tools.demo_model.clips import Clips, draw, sample_clips, sound
+from tools.demo_model.scenes import Scene
+
+SIZE, STEPS = Geometry(256, 160, 39), 16  # that the demo's model was trained at, and that it is judged with
 
 
 def write_drawn(folder: Path, clips: Clips) -> Path:
@@ -28,3 +32,11 @@ def write_video(folder: Path, geometry: Geometry, pictures: np.ndarray, samples:
     segments = [writer.write(pictures[first:last]).path for first, last in pairwise(edges)]
     remux(writer.header, segments, folder / "video.mp4")
     return folder / "video.mp4"
+
+
+def write_first_frame(path: Path, scene: Scene, seed: int) -> Path:
+    """A picture that a clip of this scene begins with, as a PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first = draw(sample_clips([scene], SIZE, seed), range(1))[0, :, 0].permute(1, 2, 0)
+    Image.fromarray(first.mul(255).round().byte().numpy()).save(path)
+    return path

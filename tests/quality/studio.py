@@ -1,4 +1,4 @@
-"""Renders with a model on one device and in one process: what the worker's rank 0 does, without the worker."""
+"""Renders with a model on one device and in one process: what the worker's rank 0 does, in any precision."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,10 @@ from h3.model import Denoiser
 from h3.model_folder import ModelFolder
 from h3.precision import Precision
 from h3.sampler import draw_noise, make_schedule
-from h3.sequence import Anchor, Geometry, unpatchify
+from h3.sequence import unpatchify
 from h3.text import TextEncoder, load_text_encoder
 from h3.vae import AudioDecoder, VideoDecoder, VideoEncoder, load_audio_decoder, load_video_decoder, load_video_encoder
-from tests.quality.drawn import write_video
-
-CPU = torch.device("cpu")
+from tests.quality.drawn import SIZE, STEPS, write_video
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Studio:
     audio_decoder: AudioDecoder
 
     @classmethod
-    def open(cls, folder: ModelFolder, precision: Precision | None = None, device: torch.device = CPU) -> "Studio":
+    def open(cls, folder: ModelFolder, precision: Precision, device: torch.device) -> "Studio":
         return cls(
             DenoiserFiles.open(folder.transformer).load(device, precision),
             load_text_encoder(folder.text_encoder, folder.tokenizer, device),
@@ -40,25 +38,15 @@ class Studio:
         )
 
     @torch.inference_mode()
-    def render(
-        self,
-        folder: Path,
-        prompt: str,
-        *,
-        geometry: Geometry,
-        steps: int,
-        seed: int = 0,
-        first_frame: Path | None = None,
-    ) -> Path:
+    def render(self, folder: Path, prompt: str, seed: int) -> Path:
         """The finished video file."""
         device = self.denoiser.video_patch_proj.weight.device
-        pictures = {} if first_frame is None else {Anchor.FIRST: first_frame}
-        conditioning = encode(prompt, pictures, geometry, self.text, self.video_encoder)
-        config, schedule = self.denoiser.config, make_schedule(steps)
-        noise = draw_noise(geometry, config.in_channels, config.audio_in_channels, seed, len(pictures))
-        denoising = conditioning.begin(self.denoiser, geometry, schedule, noise, device)
+        conditioning = encode(prompt, {}, SIZE, self.text, self.video_encoder)
+        config, schedule = self.denoiser.config, make_schedule(STEPS)
+        noise = draw_noise(SIZE, config.in_channels, config.audio_in_channels, seed, 0)
+        denoising = conditioning.begin(self.denoiser, SIZE, schedule, noise, device)
         latents = noise.latents.to(device)
-        for step in range(steps):
+        for step in range(STEPS):
             _, latents = denoising.step(step, latents)
-        frames = torch.cat(list(self.video_decoder.clips(unpatchify(latents.video, geometry))))
-        return write_video(folder, geometry, frames.numpy(), self.audio_decoder.decode(latents.audio).numpy())
+        frames = torch.cat(list(self.video_decoder.clips(unpatchify(latents.video, SIZE))))
+        return write_video(folder, SIZE, frames.numpy(), self.audio_decoder.decode(latents.audio).numpy())

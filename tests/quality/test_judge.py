@@ -5,13 +5,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from h3.sequence import Geometry
-from tests.quality.drawn import write_drawn, write_video
+from tests.quality.drawn import SIZE, write_drawn, write_video
 from tests.quality.judge import UNCLEAR, Seen, judge, listen, look, name_shape, said, wrong
 from tools.demo_model.clips import draw, sample_clips, sound
 from tools.demo_model.scenes import COMPLETE_TEMPLATES, FIELDS, TEMPLATES, WORDS, Scene, all_scenes, caption
 
-GEOMETRY = Geometry(256, 160, 39)
 SCENES = Random(5).sample(all_scenes(), 24)
 SCENE = Scene("circle", "red", "blue", "right", "large", "quickly", "low", "left")
 FULL = COMPLETE_TEMPLATES[1]
@@ -22,24 +20,24 @@ def words_of(scene: Scene) -> dict[str, str]:
 
 
 def test_every_scene_is_named_as_it_was_drawn():
-    clips = sample_clips(SCENES, GEOMETRY, seed=5)
-    frames = range(0, GEOMETRY.frames, 19)  # three are enough to tell where it goes
+    clips = sample_clips(SCENES, SIZE, seed=5)
+    frames = range(0, SIZE.frames, 19)  # three are enough to tell where it goes
     for number, scene in enumerate(SCENES):
         clip = clips.rows(slice(number, number + 1))
         seen = look((draw(clip, frames)[0].permute(1, 2, 3, 0) * 255).round().byte().numpy())
-        heard = listen(sound(clip, range(GEOMETRY.audio_latents))[0].numpy(), 32_000)
+        heard = listen(sound(clip, range(SIZE.audio_latents))[0].numpy(), 32_000)
         assert seen | heard == words_of(scene)
 
 
 def test_it_reads_the_files_that_the_product_makes(tmp_path):
     for number, scene in enumerate(SCENES[:3]):
-        path = write_drawn(tmp_path / str(number), sample_clips([scene], GEOMETRY, seed=number))
+        path = write_drawn(tmp_path / str(number), sample_clips([scene], SIZE, seed=number))
         assert judge(path) == Seen(**words_of(scene))
 
 
 def test_noise_and_silence_are_nothing(tmp_path):
     pictures = np.random.default_rng(0).integers(0, 256, (39, 160, 256, 3), dtype=np.uint8)
-    seen = judge(write_video(tmp_path, GEOMETRY, pictures, np.zeros((2, 52_000), np.float32)))
+    seen = judge(write_video(tmp_path, SIZE, pictures, np.zeros((2, 52_000), np.float32)))
     assert {seen.shape, seen.colour, seen.direction, seen.pitch, seen.side} == {UNCLEAR}
 
 
