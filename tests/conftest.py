@@ -12,6 +12,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -89,7 +91,7 @@ def redis_server(need_redis: None) -> Iterator[RedisServer]:
 def s3_server() -> Iterator[S3Server]:
     require(find_weed)
     require(find_openssl)
-    with running_s3() as server:
+    with running_s3() as server, reading_botocores_data_once():
         yield server
 
 
@@ -157,6 +159,16 @@ def private_folder() -> Iterator[Path]:
     """A folder of mode 700 with a path short enough for unix sockets."""
     with short_folder() as folder:
         yield folder
+
+
+@contextmanager
+def reading_botocores_data_once() -> Iterator[None]:
+    """Each session of boto3 reads anew what S3 and all endpoints are: 0.2 s of each store that is opened."""
+    import botocore.session  # most tests need no store
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        yield
 
 
 def replace_aws(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

@@ -113,14 +113,14 @@ def stop_after(fleet, folder, seen, resume=None, request=REQUEST):
 
 
 def test_a_render_that_is_stopped_leaves_a_checkpoint_of_its_last_step_and_goes_on_with_the_same_bits(fleet, tmp_path):
-    request = REQUEST.model_copy(update={"steps": 16, "checkpoint_every": 0})
+    request = REQUEST.model_copy(update={"steps": 8, "frames": 22, "checkpoint_every": 0})
     folders = [tmp_path / name for name in ("whole", "stopped", "again")]
     for folder in folders:
         folder.mkdir()
     _, undisturbed = render(fleet, folders[0], request=request)
     stopped = stop_after(fleet, folders[1], lambda item: isinstance(item, StepDone) and item.step == 2, None, request)
     last = of(stopped, StepDone)[-1].step
-    assert last < 16
+    assert last < 8
     [checkpoint] = of(stopped, Checkpoint)
     assert checkpoint.step == last
     assert stopped[-1] is checkpoint

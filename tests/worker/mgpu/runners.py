@@ -198,13 +198,6 @@ class CommandRunner(MGPURunner):
         yield os.getpid()
         threading.Event().wait()
 
-    def chatter_while_a_rank_dies(self) -> Iterator[Any]:
-        yield os.getpid()
-        if self.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        while True:
-            yield "still here"
-
     def yield_unpicklable(self, ranks: list[int]) -> Iterator[Any]:
         yield 1
         if self.rank in ranks:
@@ -215,11 +208,12 @@ class CommandRunner(MGPURunner):
         yield 1
         return lambda: None
 
-    def deliver_then_die(self, amount: int) -> Iterator[Any]:
+    def deliver_then_die_among_chatter(self, amount: int) -> Iterator[Any]:
         if self.rank == 1:
             yield from range(amount)
             os.kill(os.getpid(), signal.SIGKILL)
-        threading.Event().wait()
+        while True:
+            yield "still here"
 
     def hold_the_gil(self) -> Iterator[Any]:
         """Never lets another Python thread of this process run again."""
@@ -284,10 +278,15 @@ def _sum(number: int, group: dist.ProcessGroup) -> int:
     return int(tensor)
 
 
-class TwoArgumentFault(Exception):
+class StrangeFault(Exception):
+    """Neither pickles, nor would unpickle, nor has a text."""
+
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
         self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
 
 
 def _raise(error: BaseException) -> None:
@@ -296,7 +295,7 @@ def _raise(error: BaseException) -> None:
 
 FAULTS = {
     "key error": lambda: _raise(KeyError("boom")),
-    "strange error": lambda: _raise(TwoArgumentFault("this", "that")),
+    "strange error": lambda: _raise(StrangeFault("this", "that")),
     "system exit": lambda: sys.exit(0),
     "exit 0": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -325,7 +324,8 @@ class QueueRunner(CommandRunner):
 
     def pass_on(self, number: int) -> Iterator[Any]:
         if self.rank == 0:
-            self.queue.put(number)
+            for _ in range(self.world_size - 1):
+                self.queue.put(number)
         else:
             yield self.queue.get()
 
@@ -344,16 +344,16 @@ def hide(function: Any) -> Any:
     return wrapper
 
 
-class HiddenNotAGenerator(MGPURunner):
-    @hide
-    def __call__(self, **kwargs: Any) -> Iterator[Any]:
-        return iter([1, 2])
-
-
 class InferenceRunner(MGPURunner):
     @torch.inference_mode()
     def __call__(self, **kwargs: Any) -> Iterator[Any]:
         yield torch.is_inference_mode_enabled()
+
+
+class HiddenRunner(InferenceRunner):
+    @hide
+    def __call__(self, *, generates: bool) -> Iterator[Any]:
+        return super().__call__() if generates else iter([1, 2])
 
 
 class SignatureRunner(MGPURunner):

@@ -1,4 +1,4 @@
-"""Ten cases from public reports about other servers, each with two, four and eight ranks."""
+"""Ten cases from public reports about other servers; with --full each with two, four and eight ranks."""
 
 from __future__ import annotations
 
@@ -54,25 +54,26 @@ def first_of_each(stream: Stream, world_size: int) -> list[Any]:
 # --- the controller is killed ---
 
 
-@pytest.mark.parametrize(
-    ("world_size", "commands"),
-    [
-        (2, ["hang", "hold_the_gil"]),
-        (2, ["diverge"]),
-        (4, ["hang", "hold_the_gil", "diverge"]),
-        (8, ["hang", "hold_the_gil", "diverge"]),
-    ],
-    ids=["2-asleep-or-in-C", "2-in-a-collective", "4-mixed", "8-mixed"],
-)
-def test_no_rank_outlives_a_controller_that_is_killed(
-    run_script: RunScript, world_size: int, commands: list[str]
-) -> None:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "ranks" not in metafunc.fixturenames:
+        return
+    cases = {
+        "2-asleep-or-in-C": (2, ["hang", "hold_the_gil"]),
+        "2-in-a-collective": (2, ["diverge"]),
+        "4-mixed": (4, ["hang", "hold_the_gil", "diverge"]),
+    }
+    if metafunc.config.getoption("full"):
+        cases["8-mixed"] = (8, ["hang", "hold_the_gil", "diverge"])
+    metafunc.parametrize(("ranks", "commands"), cases.values(), ids=cases)
+
+
+def test_no_rank_outlives_a_controller_that_is_killed(run_script: RunScript, ranks: int, commands: list[str]) -> None:
     """85: vllm-project/vllm#55510, sgl-project/sglang#30110; whatever the ranks are doing."""
     script = run_script(
         f"""
 if __name__ == "__main__":
-    stream = fleet(num_gpus={world_size}).stream(command="differ", commands={commands!r})
-    for _ in range({world_size}):
+    stream = fleet(num_gpus={ranks}).stream(command="differ", commands={commands!r})
+    for _ in range({ranks}):
         next(stream)
     print("running", flush=True)
     next(stream)
@@ -200,11 +201,11 @@ def used_ns(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def life(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
-    """The cases below look at one fleet of each size: to start one is what takes the time."""
+def life(fleet_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    """The cases below look at one fleet: to start one is what takes the time."""
     logs = SimpleNamespace(root_log_dir=str(tmp_path_factory.mktemp("logs")))
     controller = MGPUController(
-        PunctualRunner, num_gpus=world_size, backend="gloo", logs_specs=logs, collective_timeout=COLLECTIVE_TIMEOUT_S
+        PunctualRunner, num_gpus=fleet_size, backend="gloo", logs_specs=logs, collective_timeout=COLLECTIVE_TIMEOUT_S
     )
     with ThreadPoolExecutor(1) as reader, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEETING_POINT", str(tmp_path_factory.mktemp("meeting")))
@@ -218,7 +219,7 @@ def life(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             idle_s = time.monotonic() - began
             answers = list(controller.stream(command="sum_up", timeout=ANSWER_LIMIT_S))
             stream = reader.submit(controller.stream, command="leave_the_deaf").result()
-            pids = reader.submit(first_of_each, stream, world_size).result(timeout=ANSWER_LIMIT_S)
+            pids = reader.submit(first_of_each, stream, fleet_size).result(timeout=ANSWER_LIMIT_S)
             blocked = reader.submit(next, stream)
             fell_at = time.monotonic()
             os.kill(pids[-1], signal.SIGTERM)
@@ -232,10 +233,10 @@ def life(world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             controller.shutdown(graceful_timeout=0)
 
 
-def test_a_fleet_works_after_more_idle_time_than_a_collective_may_take(life: Life, world_size: int) -> None:
+def test_a_fleet_works_after_more_idle_time_than_a_collective_may_take(life: Life, fleet_size: int) -> None:
     """18, 90: vipshop/cache-dit#531; nothing is pending while a fleet is idle."""
     assert life.idle_s > COLLECTIVE_TIMEOUT_S
-    assert life.answers == [sum(range(world_size))] * world_size
+    assert life.answers == [sum(range(fleet_size))] * fleet_size
 
 
 def test_an_idle_rank_takes_less_than_a_thousandth_of_a_core(life: Life) -> None:
@@ -243,10 +244,10 @@ def test_an_idle_rank_takes_less_than_a_thousandth_of_a_core(life: Life) -> None
     assert max(life.used_ns) < life.idle_s * 1e9 / 1000
 
 
-def test_an_exit_with_code_0_is_a_death(life: Life, world_size: int) -> None:
+def test_an_exit_with_code_0_is_a_death(life: Life, fleet_size: int) -> None:
     """70: pytorch/pytorch#116224."""
     assert isinstance(life.error, RankDiedError)
-    assert (life.error.rank, life.error.cause_type) == (world_size - 1, "exit code 0")
+    assert (life.error.rank, life.error.cause_type) == (fleet_size - 1, "exit code 0")
     assert life.told_after_s < 0.5
     assert not life.controller.is_alive
 

@@ -103,7 +103,7 @@ def with_ranks(stream: Any) -> Iterator[tuple[int, Any]]:
 
 def test_waiting_for_the_caller_counts_against_the_job_timeout(new_fleet: Make) -> None:
     """39, 73: and the error says where the ranks stand."""
-    controller = new_fleet(Torrent, max_buffered_bytes=MIB)
+    controller = new_fleet(Torrent, num_gpus=1, max_buffered_bytes=MIB)
     stream = controller.stream(command="pour", times=32, size_bytes=MIB, timeout=1.0)
     eventually(lambda: not controller.is_alive, timeout_s=3)
     received = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worker.mgpu.conftest import children
-from tests.worker.mgpu.runners import CommandRunner, HiddenNotAGenerator, InferenceRunner, NotAGenerator
+from tests.worker.mgpu.runners import CommandRunner, HiddenRunner, InferenceRunner, NotAGenerator
 from worker.mgpu import MGPUController, MGPURunner
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_runner_is_refused(not_a_runner: object) -> None:
         MGPUController(not_a_runner, num_gpus=1)
 
 
-@pytest.mark.parametrize("runner_cls", [InferenceRunner, HiddenNotAGenerator])
+@pytest.mark.parametrize("runner_cls", [InferenceRunner, HiddenRunner])
 def test_a_decorated_call_is_accepted(runner_cls: type[MGPURunner]) -> None:
     """5"""
     MGPUController(runner_cls, num_gpus=1)

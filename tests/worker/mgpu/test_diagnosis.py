@@ -142,7 +142,7 @@ def test_a_rank_without_memory_is_named_as_that_unless_its_runner_refuses_the_jo
     new_fleet: Make, kind: str, name: str
 ) -> None:
     """67"""
-    controller = new_fleet(MemoryRunner)
+    controller = new_fleet(MemoryRunner, num_gpus=1)
     controller.stream(command="refuse_to_exhaust").drain()
     assert controller.is_alive
     error = fatal_error(lambda: list(controller.stream(command="exhaust", kind=kind)))

@@ -54,20 +54,20 @@ class Spoiled(MGPURunner):
 
 
 @pytest.mark.parametrize(
-    ("what", "finding"),
+    ("world_size", "what", "finding"),
     [
-        ("sums_one_too_high", "a sum over 2 ranks, on rank 1 gives 4 to 4, not 3"),
-        ("one_wrong_number_in_a_product", "a product on cpu gives 32640 to 32641, not 32640"),
-        ("no_numbers_in_a_product", "a product on cpu gives nan to nan, not 32640"),
+        (2, "sums_one_too_high", "a sum over 2 ranks, on rank 1 gives 4 to 4, not 3"),
+        (1, "one_wrong_number_in_a_product", "a product on cpu gives 32640 to 32641, not 32640"),
+        (1, "no_numbers_in_a_product", "a product on cpu gives nan to nan, not 32640"),
     ],
 )
 def test_a_rank_that_gets_something_wrong_is_named_and_the_fleet_does_not_start(
-    new_controller: Make, what: str, finding: str
+    new_controller: Make, world_size: int, what: str, finding: str
 ) -> None:
     controller = new_controller(Spoiled, self_test=True)
     with pytest.raises(StartError) as caught:
-        controller.start(timeout=60, rank=1, what=what)
-    assert (caught.value.rank, caught.value.cause_type) == (1, "SelfTestError")
+        controller.start(timeout=60, rank=world_size - 1, what=what)
+    assert (caught.value.rank, caught.value.cause_type) == (world_size - 1, "SelfTestError")
     assert finding in str(caught.value)
     assert not controller.is_alive
 

@@ -32,7 +32,12 @@ class Stepper(CommandRunner):
 LIMIT_BYTES = 1 << 10  # a gate alone exceeds it: what follows is sent when the gate was read
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    sizes = (1, 2, 4) if metafunc.config.getoption("full") else (1, 3)
+    metafunc.parametrize("stepper", sizes, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def stepper(request: pytest.FixtureRequest) -> Iterator[MGPUController]:
     controller = MGPUController(Stepper, num_gpus=request.param, backend="gloo", max_buffered_bytes=LIMIT_BYTES)
     controller.start(timeout=60)
