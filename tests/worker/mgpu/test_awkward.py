@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.worker.mgpu.conftest import is_running
 from tests.worker.mgpu.runners import CommandRunner
 from tests.worker.mgpu.scripts import RunScript, read_pids
 from worker.mgpu import (
@@ -173,6 +174,24 @@ if __name__ == "__main__":
     )
     output, errors = script.communicate(timeout=20)
     assert output == f"{StartTimeoutError.__name__}\n", errors
+
+
+def test_a_program_that_takes_no_notice_of_its_children_ends_its_fleet(run_script: RunScript) -> None:
+    """70, 78: with SIGCHLD ignored the kernel reaps the ranks before anybody learns their exit code."""
+    script = run_script(
+        """
+if __name__ == "__main__":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    controller = fleet()
+    print(len(list(controller.stream(command="count", upto=1))), flush=True)
+    controller.shutdown()
+    print(controller.status().state, flush=True)
+"""
+    )
+    pids = read_pids(script)
+    output, errors = script.communicate(timeout=30)
+    assert output == "2\nstopped\n", errors
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_a_forked_child_of_multiprocessing_with_a_fleet_of_its_own_ends(run_script: RunScript) -> None:

