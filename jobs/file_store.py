@@ -29,7 +29,7 @@ from jobs.store import (
     require_same,
 )
 
-_FOLDER_ATTEMPTS = 5
+_FOLDER_ATTEMPTS = 100  # to make a folder that others keep removing: only a lost race of microseconds fails each
 
 
 class FileStore(Store):

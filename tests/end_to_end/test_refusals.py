@@ -48,7 +48,7 @@ def test_the_real_command_refuses_as_well(redis, redis_url, file_store_url):
     assert "steps 0 is too small" in really_refused("submit", "a", "--steps", "0", "--url", redis_url)
     assert redis.keys() == []
     worker = ("worker", "--url", redis_url, "--store", file_store_url)
-    assert "h3render checkpoint tiny DIR" in really_refused(*worker)
+    assert "h3render checkpoint demo DIR" in really_refused(*worker)
 
 
 @pytest.mark.parametrize("command", [["submit", "a"], ["watch", "j"], ["status", "j"]])
