@@ -282,13 +282,9 @@ def complete(words, tmp_path):
     return done.stdout.split(), took_s
 
 
-def test_a_shell_completes_commands_quickly_without_a_redis(tmp_path):
-    took_s: list[float] = []
-    while not took_s or (min(took_s) > 1.0 and len(took_s) < 5):  # a shared processor takes longer for the same
-        found, took = complete("h3render can", tmp_path)
-        assert found == ["cancel"]
-        took_s.append(took)
-    assert min(took_s) <= 1.0
+def test_a_shell_completes_commands_without_a_redis(tmp_path):
+    """How quickly is in tests/end_to_end/test_import_time.py."""
+    assert complete("h3render can", tmp_path)[0] == ["cancel"]
     assert [*tmp_path.iterdir()] == []  # no server was started
 
 
