@@ -1,7 +1,6 @@
 """Renders of the toy model that are taken up again, on real ranks of either mode."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,8 +15,9 @@ from h3.sampler import Latents
 from h3.sequence import Anchor
 from jobs.offers import Offer
 from jobs.request import Attention, GenerateRequest, Mode, Precision
+from tests.h3.fleets import of, running_fleet, stop_after
 from worker.items import Checkpoint, Finished, Resume, Segment, StepDone, StreamHeader
-from worker.mgpu import MGPUController, RunnerError, SymmetricRunnerError
+from worker.mgpu import RunnerError, SymmetricRunnerError
 
 STEPS = 4
 REQUEST = GenerateRequest(
@@ -26,16 +26,9 @@ REQUEST = GenerateRequest(
 HERE = Provenance("digest", "bf16", "ulysses", 2, "sdpa", "2.13", "cpu")
 
 
-@contextmanager
-def running_fleet(model, world_size, **setup):
-    with MGPUController(H3Runner, num_gpus=world_size, backend="gloo", outputs="cpu") as controller:
-        controller.start(checkpoint=str(model.transformer.parents[1]), **setup)
-        yield controller
-
-
 @pytest.fixture(scope="module")
-def fleet(tiny):
-    with running_fleet(tiny, 2) as controller:
+def fleet(tiny_checkpoint):
+    with running_fleet(tiny_checkpoint, 2) as controller:
         yield controller
 
 
@@ -49,10 +42,6 @@ def render(fleet, folder, resume=None, request=REQUEST):
     items = list(fleet.stream(request=request, work_dir=str(folder), resume=resume))
     report = json.loads(items[-1].report.read_text())
     return items, report
-
-
-def of(items, kind):
-    return [item for item in items if isinstance(item, kind)]
 
 
 def after_step(items, step):
@@ -102,23 +91,13 @@ def test_a_stream_of_another_encoder_is_begun_anew(fleet, whole, tmp_path):
     assert told["resumed"]["segments"] == 0
 
 
-def stop_after(fleet, folder, seen, resume=None, request=REQUEST):
-    """What a render yields that is asked to stop once it has yielded this."""
-    stream, items = fleet.stream(request=request, work_dir=str(folder), resume=resume), []
-    for item in stream:
-        items.append(item)
-        if seen(item):
-            stream.request_stop()
-    return items
-
-
 def test_a_render_that_is_stopped_leaves_a_checkpoint_of_its_last_step_and_goes_on_with_the_same_bits(fleet, tmp_path):
     request = REQUEST.model_copy(update={"steps": 8, "frames": 22, "checkpoint_every": 0})
     folders = [tmp_path / name for name in ("whole", "stopped", "again")]
     for folder in folders:
         folder.mkdir()
     _, undisturbed = render(fleet, folders[0], request=request)
-    stopped = stop_after(fleet, folders[1], lambda item: isinstance(item, StepDone) and item.step == 2, None, request)
+    stopped = stop_after(fleet, folders[1], lambda item: isinstance(item, StepDone) and item.step == 2, request)
     last = of(stopped, StepDone)[-1].step
     assert last < 8
     [checkpoint] = of(stopped, Checkpoint)
@@ -132,7 +111,7 @@ def test_a_render_that_is_stopped_leaves_a_checkpoint_of_its_last_step_and_goes_
 def test_a_decode_stops_between_two_clips(fleet, tmp_path):
     # Large pictures: ranks run ahead of who reads what they give. Little of it: the sound is decoded at once.
     request = REQUEST.model_copy(update={"steps": 1, "frames": 124, "width": 192, "height": 192})
-    stopped = stop_after(fleet, tmp_path, lambda item: isinstance(item, Segment), None, request)
+    stopped = stop_after(fleet, tmp_path, lambda item: isinstance(item, Segment), request)
     assert 1 <= len(of(stopped, Segment)) < 7
     assert not of(stopped, Finished)
 
@@ -165,20 +144,20 @@ def test_another_request_begins_anew(fleet, whole, tmp_path):
     assert told["resumed"] is None
 
 
-def test_a_render_goes_on_with_another_number_of_ranks_and_says_so(tiny, whole, tmp_path):
+def test_a_render_goes_on_with_another_number_of_ranks_and_says_so(tiny_checkpoint, whole, tmp_path):
     items, _ = whole
-    with running_fleet(tiny, 1) as alone:
+    with running_fleet(tiny_checkpoint, 1) as alone:
         again, told = render(alone, tmp_path, Resume(2, after_step(items, 2)))
     assert told["resumed"]["across"] == ["world_size"]
     assert video_distance(again, items) < 1e-2  # bf16 sums in another order
 
 
-def test_a_render_goes_on_in_the_other_mode_and_back_and_says_so(tiny, fleet, whole, tmp_path):
+def test_a_render_goes_on_in_the_other_mode_and_back_and_says_so(tiny_checkpoint, fleet, whole, tmp_path):
     items, _ = whole
     folders = [tmp_path / name for name in ("there", "back")]
     for folder in folders:
         folder.mkdir()
-    with running_fleet(tiny, 2, mode="tensor") as tensor_fleet:
+    with running_fleet(tiny_checkpoint, 2, mode="tensor") as tensor_fleet:
         there, told_there = render(tensor_fleet, folders[0], Resume(1, after_step(items, 1)))
     back, told_back = render(fleet, folders[1], Resume(3, after_step(there, 3)))
     assert [told["provenance"]["mode"] for told in (told_there, told_back)] == ["tensor", "ulysses"]
