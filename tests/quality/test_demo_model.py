@@ -19,8 +19,10 @@ from h3.precision import Precision
 from tests.in_process import call
 from tests.quality.report import judge_way, places_of
 from tests.quality.ways import EVERYWHERE
+from tools.demo_model.scenes import WORDS
 from tools.demo_model.training_report import TERMS
 from tools.train_demo_model import PLANS
+from worker.demo import KNOWN
 
 REPORT = Path(__file__).parents[2] / "benchmarks" / "reports" / "demo-model.json"
 MOST_BYTES = 24_000_000
@@ -97,6 +99,11 @@ def test_the_command_writes_a_whole_checkpoint(tmp_path, precision):
 def test_another_precision_is_refused_with_those_that_there_are(tmp_path):
     with pytest.raises(ConfigError, match="is there in bf16 and nvfp4, not in fp8"):
         write_demo_model(tmp_path, Precision.FP8)
+
+
+def test_the_demo_tells_every_word_that_it_knows():
+    told = KNOWN.replace(",", " ").replace(";", " ").split()
+    assert {word for name in ("shape", "colour", "direction", "pitch", "side") for word in WORDS[name]} <= set(told)
 
 
 def test_every_training_has_names_for_its_losses():

@@ -11,12 +11,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from h3.demo_model import CHECKSUMS
+
 TERMS = {
     "audio": ("wave", "spectrum, 256", "spectrum, 1024", "spectrum, 2048", "KL"),
     "video": ("squared error", "absolute error"),
     "denoiser": ("velocity of video", "velocity of audio"),
 }
-CHECKSUMS = "SHA256SUMS"
 _PANEL_INCHES = (4.0, 3.0)
 _DOTS_PER_INCH = 80
 _COLORS = 64  # of the file
