@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from infra.errors import GuardRefused, KeyUnusable
 from infra.pod_names import FLEET
 from infra.reconciler.limits import BOOT_S, IDLE_S, RAISE_EVERY_S, SURPLUS_S
-from jobs.settings import user_folder
+from jobs.folders import user_folder
 
 API_HOST = "api.runpod.io"
 SERVER_EDITION = "NVIDIA RTX PRO 6000 Blackwell Server Edition"

@@ -28,7 +28,6 @@ from jobs.pieces import KeptPieces
 from jobs.queues import QueueName
 from jobs.request import GenerateRequest, ResolvedRequest
 from jobs.result import NamedStore, Result, ResultURLs, fetch_video, link_result, read_result
-from jobs.settings import ClientSettings, read_settings
 from jobs.store import Store
 from jobs.submission import Submission, Submitted, parse_submission, submit_all, submit_one
 
@@ -57,6 +56,8 @@ class AsyncClient:
 
         Raises RedisUnavailable.
         """
+        from jobs.settings import ClientSettings, read_settings  # here, because they are slow to import
+
         settings = read_settings(ClientSettings, redis_url=url, store_url=store_url)
         store = settings.store_url if settings.names_store else None
         return cls(await connect_async(settings, answer_timeout_s=answer_timeout_s), store)

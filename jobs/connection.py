@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from redis import Redis
@@ -15,7 +16,9 @@ from redis.retry import Retry
 from jobs import embedded
 from jobs.canceled import heeding_cancel
 from jobs.errors import RedisRefused, RedisUnavailable, SettingsInvalid
-from jobs.settings import ClientSettings
+
+if TYPE_CHECKING:
+    from jobs.settings import ClientSettings  # which is slow to import
 
 CONNECT_TIMEOUT_S = 5.0
 RETRIES = 3
@@ -24,7 +27,7 @@ OLDEST_REDIS = (6, 2)
 ANSWER_TIMEOUT_S = 30.0  # longer than any blocking read of ours
 
 
-def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES) -> Redis:
+def connect(settings: "ClientSettings", *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES) -> Redis:
     """A client that has answered. Raises RedisUnavailable with the remedy."""
     url = redis_url(settings)
     with _url_errors(url):
@@ -41,7 +44,7 @@ def connect(settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOU
 
 
 async def connect_async(
-    settings: ClientSettings, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES
+    settings: "ClientSettings", *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retries: int = RETRIES
 ) -> AsyncRedis:
     """An asyncio client that has answered. Raises RedisUnavailable with the remedy."""
     url = await asyncio.to_thread(redis_url, settings)  # which may have to start the embedded server
@@ -159,7 +162,7 @@ def read_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdecimal())
 
 
-def redis_url(settings: ClientSettings) -> str:
+def redis_url(settings: "ClientSettings") -> str:
     """The URL to use; starts the embedded server if none is named."""
     if settings.redis_url is not None:
         return settings.redis_url.get_secret_value()

@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from jobs.errors import RedisUnavailable
-from jobs.settings import user_folder
+from jobs.folders import user_folder
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0

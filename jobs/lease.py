@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from redis import Redis
 from redis.exceptions import NoScriptError
-from rq.results import Result as RQResult
-from rq.serializers import JSONSerializer
 
 from jobs.errors import LeaseLost
 from jobs.events import Event
@@ -154,12 +152,12 @@ class Lease:
 
     def finish(self, event: Event, result: dict[str, str]) -> None:
         """The job has its result."""
-        record = rq_record(self.job_id, RQResult.Type.SUCCESSFUL, self.worker, return_value=result)
+        record = rq_record(self.job_id, "SUCCESSFUL", self.worker, return_value=result)
         self._conclude("finished", "finished", "finished", event, record)
 
     def fail(self, event: Event, text: str) -> None:
         """The job cannot be done, by anybody."""
-        record = rq_record(self.job_id, RQResult.Type.FAILED, self.worker, exc_string=printable(text))
+        record = rq_record(self.job_id, "FAILED", self.worker, exc_string=printable(text))
         self._conclude("failed", "failed", "failed", event, record)
 
     def cancel(self, event: Event) -> None:
@@ -236,12 +234,12 @@ class Leases:
 
     def give_up(self, waiting: Waiting, event: Event, text: str, worker: str) -> bool:
         """End a queued job that nobody wants any more; whether it was still queued."""
-        record = rq_record(waiting.job_id, RQResult.Type.FAILED, worker, exc_string=text)
+        record = rq_record(waiting.job_id, "FAILED", worker, exc_string=text)
         return bool(self._script.call("give_up", waiting.queue, waiting.job_id, event.model_dump_json(), *record))
 
     def quarantine(self, waiting: Waiting, reason: str, event: Event, worker: str) -> None:
         """Put away what is no job of ours."""
-        record = rq_record(waiting.job_id, RQResult.Type.FAILED, worker, exc_string=reason)
+        record = rq_record(waiting.job_id, "FAILED", worker, exc_string=reason)
         self._script.call(
             "quarantine",
             waiting.queue,
@@ -273,9 +271,12 @@ class Leases:
         return bool(self._script.call("drop_dead", job_id))
 
 
-def rq_record(job_id: str, kind: RQResult.Type, worker: str, **content: Any) -> list[str]:
+def rq_record(job_id: str, kind: Literal["SUCCESSFUL", "FAILED"], worker: str, **content: Any) -> list[str]:
     """RQ's record of a job's end, as fields and values of its stream."""
-    record = RQResult(job_id, kind, None, worker_name=worker, serializer=JSONSerializer, **content)  # type: ignore[arg-type]  # no connection is needed
+    from rq.results import Result  # here, because clients import this file and end no job
+    from rq.serializers import JSONSerializer
+
+    record = Result(job_id, Result.Type[kind], None, worker_name=worker, serializer=JSONSerializer, **content)  # type: ignore[arg-type]  # no connection is needed
     return [str(part) for pair in record.serialize().items() for part in pair]
 
 

@@ -1,10 +1,12 @@
 """What client and worker agree on about the queue: names, the one job function, and how long records stay."""
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from redis import Redis
-from rq import Queue
-from rq.serializers import JSONSerializer
+
+if TYPE_CHECKING:
+    from rq import Queue
 
 # Resolved by name in the worker, which runs nothing else.
 JOB_FUNCTION = "worker.rq_worker.render"
@@ -20,6 +22,9 @@ class QueueName(StrEnum):
     BATCH = "batch"
 
 
-def open_queue(name: str, redis: Redis) -> Queue:
+def open_queue(name: str, redis: Redis) -> "Queue":
     """RQ's queue of that name, which carries JSON."""
+    from rq import Queue  # here, because clients import this file and send their jobs another way
+    from rq.serializers import JSONSerializer
+
     return Queue(name, connection=redis, serializer=JSONSerializer)

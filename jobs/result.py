@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import ResultMissing, StoreUnavailable
+from jobs.folders import default_store_url
 from jobs.pieces import StoredPiece
 from jobs.request import ResolvedRequest
-from jobs.settings import default_store_url
 from jobs.store import Store, check_key, open_store
 
 

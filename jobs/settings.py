@@ -1,6 +1,5 @@
 """What the environment says to clients. Read once, by the command line or by the program that embeds a client."""
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,21 +7,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from jobs.errors import SettingsInvalid
-
-
-def default_store_url() -> str:
-    """Where renders lie when no store is named: a folder of this user."""
-    return (user_folder("XDG_DATA_HOME", ".local/share") / "h3render" / "renders").as_uri()
-
-
-def user_folder(variable: str, fallback: str) -> Path:
-    """A base directory of this user. A relative one is ignored, as the XDG specification says."""
-    named = Path(os.environ.get(variable, ""))
-    return named if named.is_absolute() else Path.home() / fallback
-
-
-def default_cache_dir() -> Path:
-    return user_folder("XDG_CACHE_HOME", ".cache") / "h3render"
+from jobs.folders import default_store_url
 
 
 class ClientSettings(BaseSettings):

@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from redis import Redis
-from rq.job import Job
-from rq.serializers import JSONSerializer
 
 from jobs.errors import KeyConflict, RequestInvalid, TooManyJobs
 from jobs.events import Queued
@@ -134,6 +132,9 @@ def too_many(owner: Owner) -> TooManyJobs:
 
 def _write(submission: Submission) -> Iterator[Argument]:
     """The call of lease.lua, with the job's hash as RQ writes it."""
+    from rq.job import Job  # here, because it is slow to import, and who only looks at jobs needs none of it
+    from rq.serializers import JSONSerializer
+
     resolved = submission.request.resolve()
     job = Job.create(
         JOB_FUNCTION,

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import Field, IPvAnyAddress, PositiveFloat, PositiveInt
 
+from jobs.folders import default_cache_dir
 from jobs.lease import LEASE_S
 from jobs.logs import LogFormat
 from jobs.request import Attention, Mode
-from jobs.settings import ClientSettings, default_cache_dir
+from jobs.settings import ClientSettings
 
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 

@@ -30,5 +30,11 @@ def test_imports_are_quick(statement):
     assert quickest(by_the_clock, LONGEST_IMPORT_S) <= LONGEST_IMPORT_S
 
 
+def test_a_client_is_imported_without_what_only_some_calls_need():
+    statement = "import sys; from jobs import AsyncClient, Client; print(*sys.modules)"
+    imported = subprocess.run([sys.executable, "-I", "-c", statement], capture_output=True, text=True, check=True)
+    assert not {"rq", "pydantic_settings", "boto3"} & set(imported.stdout.split())
+
+
 def test_a_shell_completes_commands_quickly(tmp_path):
     assert quickest(lambda: complete("h3render can", tmp_path)[1], LONGEST_COMPLETION_S) <= LONGEST_COMPLETION_S
