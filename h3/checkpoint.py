@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from h3.config import DenoiserConfig
 from h3.errors import CheckpointError, ConfigError
 from h3.families import QKV_ORDER, Family, QkvOrder, read_config, storage, swap_row_axes
-from h3.fp8 import use_fp8
+from h3.fp8 import round_layer
 from h3.markers import Marker, read_markers
 from h3.model import MODEL_DTYPE, Denoiser, is_island, rotary_frequencies
 from h3.nvfp4 import NVFP4Linear, PackedWeight, dequantise, packed_forms, swizzle, unswizzle
@@ -99,9 +99,10 @@ class DenoiserFiles:
             self.confirm_order(reader)
         recipes = trim(model, recipes)
         for place, chosen in ((device, False), (torch.device("cpu"), True)):
-            fill(model, {n: recipe for n, recipe in recipes.items() if waits(n) is chosen}, self.stored, place)
+            some = {name: recipe for name, recipe in recipes.items() if waits(name) is chosen}
+            fill(model, some, self.stored, place, partial(settle, model, precision))
         self._settle_frequencies(model, torch.device("cpu") if waits("rope.inv_freq") else device)
-        return make_ready(model, precision)
+        return model.eval().requires_grad_(False)
 
     def confirm_order(self, reader: TensorReader) -> None:
         """Raises CheckpointError if the weights say that q, k and v lie in another order."""
@@ -211,11 +212,10 @@ def load_denoiser(path: Path, device: torch.device, precision: Precision | None 
     return DenoiserFiles.open(path).load(device, precision)
 
 
-def make_ready(model: Denoiser, precision: Precision | None) -> Denoiser:
-    """Round what is rounded only once its values are there, and set the model up for inference."""
-    if precision is Precision.FP8:
-        use_fp8(model.blocks)
-    return model.eval().requires_grad_(False)
+def settle(model: Denoiser, precision: Precision | None, name: str) -> None:
+    """Round a layer's weight as soon as it has its values: all of them in 16 bits may be more than there is memory."""
+    if precision is Precision.FP8 and name.startswith("blocks."):
+        round_layer(model, name)
 
 
 def skeleton(config: DenoiserConfig, packed: Mapping[str, Marker], precision: Precision = Precision.BF16) -> Denoiser:

@@ -145,7 +145,13 @@ def _error(device: torch.device) -> float:
 
 def use_fp8(blocks: nn.Module) -> None:
     """Round every linear layer without bias below `blocks`."""
-    for module in list(blocks.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child.bias is None:
-                setattr(module, name, FP8Linear(child.weight))
+    for name in [name for name, _ in blocks.named_parameters()]:
+        round_layer(blocks, name)
+
+
+def round_layer(module: nn.Module, name: str) -> None:
+    """Round the layer that a parameter below `module` belongs to, if it is linear and has no bias."""
+    layer, _, _ = name.rpartition(".")
+    linear = module.get_submodule(layer)
+    if isinstance(linear, nn.Linear) and linear.bias is None:
+        module.set_submodule(layer, FP8Linear(linear.weight))

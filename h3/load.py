@@ -18,6 +18,7 @@ from h3.parallel.loading import SpreadDenoiser, load_spread
 from h3.parallel.mode import Mode
 from h3.part_sizes import is_preparation, place
 from h3.placement import NEEDED, Part, Phase, Placement, Stay
+from h3.precision import Precision
 from h3.shelf import Shelf
 from h3.vae import (
     AudioDecoder,
@@ -68,8 +69,11 @@ def load_model(
     device: torch.device,
     group: dist.ProcessGroup,
     attention: AttentionName = AttentionName.AUTO,
+    precision: Precision | None = None,
 ) -> LoadedModel:
     """Load all parts and spread the denoiser over `group`. Collective.
+
+    precision  of the denoiser's weights; None: as they are stored
 
     Raises CheckpointError, ConfigError, PartitionError, PlacementError, RanksDisagree.
     """
@@ -77,12 +81,14 @@ def load_model(
     folder.check()
     world_size, is_first = dist.get_world_size(group), dist.get_rank(group) == 0
     # One rank decides: free memory is another number a moment later.
-    planned = place(folder, mode, world_size, on_gpus=device.type == "cuda") if is_first else None
+    planned = place(folder, mode, world_size, precision, on_gpus=device.type == "cuda") if is_first else None
     placement: Placement = share_from_first(planned, group, device)
     desk = Desk(placement.stays, device)
     files, digest = DenoiserFiles.open(folder.transformer), folder.digest()
     laps.end("headers")
-    denoiser = load_spread(files, digest, mode, device, group, attention=attention, waits=desk.waits)
+    denoiser = load_spread(
+        files, digest, mode, device, group, precision=precision, attention=attention, waits=desk.waits
+    )
     names = tensor_names(denoiser.model)
     desk.shelve(Part.PREPARATION, denoiser.model, (name for name in names if is_preparation(name)))
     desk.shelve(Part.BLOCKS, denoiser.model, (name for name in names if not is_preparation(name)))

@@ -9,6 +9,7 @@ from typing import Self
 from h3.checkpoint import DenoiserFiles
 from h3.config import DenoiserConfig
 from h3.errors import CheckpointError
+from h3.precision import Precision
 from h3.tensor_file import StoredTensor, find_tensors
 from h3.text_files import check_text_encoder, find_config
 from h3.vae_files import check_audio_vae, check_video_vae, video_vae_files
@@ -35,13 +36,15 @@ class ModelFolder:
         partition = root if is_partition else root / PARTITION
         return cls(*(_find_part(partition, field.name) for field in fields(cls)))
 
-    def check(self) -> DenoiserConfig:
+    def check(self, precision: Precision | None = None) -> DenoiserConfig:
         """Check every part from its headers and return the denoiser's sizes.
 
-        Raises CheckpointError naming what is missing, cut short or of no use.
+        precision  that its weights shall have; None: as they are stored
+
+        Raises CheckpointError naming what is missing, cut short or of no use, ConfigError if they cannot have that.
         """
         files = DenoiserFiles.open(self.transformer)
-        files.check()
+        files.check(precision)
         check_text_encoder(self.text_encoder)
         check_video_vae(self.video_vae)
         check_audio_vae(self.audio_vae)

@@ -1,6 +1,7 @@
 """How much memory each part of a model takes once it is loaded, told from the files' headers."""
 
 from h3.checkpoint import DenoiserFiles
+from h3.fp8 import FP8Linear, use_fp8
 from h3.model import Denoiser
 from h3.model_folder import ModelFolder
 from h3.nvfp4 import NVFP4Linear
@@ -17,6 +18,7 @@ from h3.placement import (
     predict_modulation_bytes,
     predict_token_bytes,
 )
+from h3.precision import Precision
 from h3.tensor_file import StoredTensor, find_tensors
 from h3.text_files import open_whole
 from h3.vae_files import video_vae_files
@@ -31,20 +33,30 @@ def is_preparation(name: str) -> bool:
     return name.startswith(PREPARATION) or ".adaln_proj." in name
 
 
-def place(folder: ModelFolder, mode: Mode, world_size: int, *, on_gpus: bool = True) -> Placement:
+def place(
+    folder: ModelFolder, mode: Mode, world_size: int, precision: Precision | None = None, *, on_gpus: bool = True
+) -> Placement:
     """What this machine does with the model: on its GPUs, or on the CPU if it has none or is not to use them.
+
+    precision  of the denoiser's weights; None: as they are stored
 
     Raises CheckpointError, PartitionError, PlacementError.
     """
     machine = Machine(find_gpu_bytes() if on_gpus else None, find_host_bytes(), world_size)
-    return plan(measure_needs(folder, mode, world_size), machine, LARGEST_TOKENS)
+    return plan(measure_needs(folder, mode, world_size, precision), machine, LARGEST_TOKENS)
 
 
-def measure_needs(folder: ModelFolder, mode: Mode, world_size: int) -> Needs:
-    """Of rank 0, which has no smaller share than others. From headers only. Raises CheckpointError, PartitionError."""
+def measure_needs(folder: ModelFolder, mode: Mode, world_size: int, precision: Precision | None = None) -> Needs:
+    """Of rank 0, which has no smaller share than others. From headers only.
+
+    Raises CheckpointError, ConfigError, PartitionError.
+    """
     files = DenoiserFiles.open(folder.transformer)
-    model, recipes = files.plan(None)
-    trim_for(mode, files.config, files.precision, 0, world_size)(model, recipes)
+    precision = precision or files.precision
+    model, recipes = files.plan(precision)
+    trim_for(mode, files.config, precision, 0, world_size)(model, recipes)
+    if precision is Precision.FP8:
+        use_fp8(model.blocks)
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in model.state_dict().items()}
     preparation = sum(size for name, size in sizes.items() if is_preparation(name))
     video = find_tensors(video_vae_files(folder.video_vae))
@@ -70,6 +82,7 @@ def _elements(tensors: dict[str, StoredTensor], *, encodes: bool) -> int:
 
 
 def _scratch_bytes(model: Denoiser) -> int:
-    """Of the largest weight that is unpacked before its product."""
-    packed = [layer for layer in model.modules() if isinstance(layer, NVFP4Linear)]
-    return max((2 * layer.in_features * layer.out_features for layer in packed), default=0)
+    """Of the largest weight that is widened to 16 bits before its product, as most GPUs need it."""
+    packed = [layer.in_features * layer.out_features for layer in model.modules() if isinstance(layer, NVFP4Linear)]
+    rounded = [layer.weight.numel() for layer in model.modules() if isinstance(layer, FP8Linear)]
+    return 2 * max((*packed, *rounded), default=0)

@@ -28,6 +28,7 @@ from h3.mp4 import SegmentWriter, remux
 from h3.parallel.mode import Mode, check_mode
 from h3.part_sizes import place
 from h3.placement import Part, Phase, Stay, find_gpu_bytes
+from h3.precision import Precision
 from h3.provenance import Provenance, sha256
 from h3.resume import Cadence, TakenUp, is_due, load_progress, save_progress
 from h3.sampler import Latents, Noise, draw_noise, make_schedule
@@ -69,49 +70,76 @@ class H3Runner(MGPURunner):
 
     @classmethod
     def preflight(
-        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+        cls,
+        world_size: int,
+        *,
+        checkpoint: str,
+        mode: str = Mode.ULYSSES,
+        precision: str | None = None,
+        attention: str = AttentionName.AUTO,
     ) -> None:
         """Check, before a rank is started, the checkpoint's files, and that every rank has a share and the memory.
 
         Raises RunnerError naming file and tensor, or the numbers.
         """
         try:
-            folder = ModelFolder.below(Path(checkpoint))
-            config = folder.check()
-            check_mode(Mode(mode), config, DenoiserFiles.open(folder.transformer).precision, world_size)
-            place(folder, Mode(mode), world_size)
+            folder, weights = open_weights(checkpoint, precision)
+            check_mode(Mode(mode), folder.check(weights), weights, world_size)
+            place(folder, Mode(mode), world_size, weights)
             require_installed(AttentionName.parse(attention), on_gpus=find_gpu_bytes() is not None)
         except H3Error as exc:
             raise RunnerError(str(exc)) from exc
 
     @classmethod
     def abilities(
-        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+        cls,
+        world_size: int,
+        *,
+        checkpoint: str,
+        mode: str = Mode.ULYSSES,
+        precision: str | None = None,
+        attention: str = AttentionName.AUTO,
     ) -> Abilities:
         """What can be rendered with this checkpoint on this machine.
 
         Every attention that is installed: `attention` decides only for requests that leave it open.
         """
-        folder = ModelFolder.below(Path(checkpoint))
+        folder, weights = open_weights(checkpoint, precision)
         return Abilities(
             model_digest=folder.digest(),
             modes=(mode,),
-            precisions=(DenoiserFiles.open(folder.transformer).precision,),
-            most_pixels=place(folder, Mode(mode), world_size).most_pixels,
+            precisions=(weights,),
+            most_pixels=place(folder, Mode(mode), world_size, weights).most_pixels,
             attentions=find_installed(on_gpus=find_gpu_bytes() is not None),
         )
 
     @classmethod
     def describe_placement(
-        cls, world_size: int, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO
+        cls,
+        world_size: int,
+        *,
+        checkpoint: str,
+        mode: str = Mode.ULYSSES,
+        precision: str | None = None,
+        attention: str = AttentionName.AUTO,
     ) -> list[str]:
         """Where each part of the model would stay, for people."""
-        folder = ModelFolder.below(Path(checkpoint))
-        return list(place(folder, Mode(mode), world_size).lines())
+        folder, weights = open_weights(checkpoint, precision)
+        return list(place(folder, Mode(mode), world_size, weights).lines())
 
     @torch.inference_mode()
-    def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO) -> None:
-        """Load the model, whose root is `checkpoint`, to be shared as `mode` says."""
+    def setup(
+        self,
+        *,
+        checkpoint: str,
+        mode: str = Mode.ULYSSES,
+        precision: str | None = None,
+        attention: str = AttentionName.AUTO,
+    ) -> None:
+        """Load the model, whose root is `checkpoint`, to be shared as `mode` says.
+
+        precision  of the denoiser's weights; None: as they are stored
+        """
         # Here and not above: diffusers and transformers take seconds to import, and the process that owns the
         # controller imports this file too. With the collector off they take a quarter less time.
         with uncollected_imports():
@@ -122,6 +150,7 @@ class H3Runner(MGPURunner):
             self.device,
             self.groups.transformer_group,
             AttentionName.parse(attention),
+            None if precision is None else Precision.parse(precision),
         )
 
     @torch.inference_mode()
@@ -368,6 +397,12 @@ class Timings:
 
     def report(self) -> dict[str, object]:
         return {name: seconds for name, seconds in asdict(self).items() if not name.startswith("_")}
+
+
+def open_weights(checkpoint: str, precision: str | None) -> tuple[ModelFolder, Precision]:
+    """The model's folder, and what its denoiser's weights are in once they are loaded. Raises CheckpointError."""
+    folder = ModelFolder.below(Path(checkpoint))
+    return folder, DenoiserFiles.open(folder.transformer).precision if precision is None else Precision.parse(precision)
 
 
 def identify(request: ResolvedRequest, pictures: Mapping[Anchor, Path]) -> str:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from h3.checkpoint import Trim, keep_all, make_ready, skeleton
+from h3.checkpoint import Trim, keep_all, settle, skeleton
 from h3.config import DenoiserConfig
 from h3.markers import Marker
 from h3.model import Denoiser, rotary_frequencies
@@ -104,7 +104,8 @@ class Untrained:
         recipes = trim(model, self._recipes(model, device))
         for name, recipe in recipes.items():
             put(model, name, recipe.build([]).to("cpu" if waits(name) else device))
-        return make_ready(model, precision)
+            settle(model, precision, name)
+        return model.eval().requires_grad_(False)
 
     def draw(self, device: torch.device) -> Callable[[str], Tensor]:
         """Gives any tensor of the model by its name, none of them packed."""

@@ -70,11 +70,16 @@ def check_recipes(
 
 
 def fill(
-    module: nn.Module, recipes: Mapping[str, Recipe], stored: Mapping[str, StoredTensor], device: torch.device
+    module: nn.Module,
+    recipes: Mapping[str, Recipe],
+    stored: Mapping[str, StoredTensor],
+    device: torch.device,
+    settle: Callable[[str], object] = lambda _: None,
 ) -> None:
     """Give every parameter and buffer that a recipe names its values, on the device, in the module's dtype.
 
     The module may lie on `meta`. Read in file order: host memory holds the tensors of one recipe at a time.
+    settle  gets the name of each that has its values
     """
 
     def place(item: tuple[str, Recipe]) -> tuple[Path, int]:
@@ -84,6 +89,7 @@ def fill(
     with TensorReader(device) as reader:
         for name, recipe in sorted(recipes.items(), key=place):
             put(module, name, recipe.read(stored, reader))
+            settle(name)
 
 
 def put(module: nn.Module, name: str, values: Tensor) -> None:

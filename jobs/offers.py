@@ -1,5 +1,6 @@
 """What workers can serve, and what a request needs: matched before a job is taken."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -7,9 +8,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from jobs.request import VERSION, Attention, Mode, Precision, ResolvedRequest
 
 
-def _leave_out_later(attentions: object) -> object:
+def _known(names: type[StrEnum]) -> BeforeValidator:
     """What only a later version knows, no request of this one names: the rest of the offer is good all the same."""
-    return [one for one in attentions if one in list(Attention)] if isinstance(attentions, list | tuple) else attentions
+
+    def leave_out_others(told: object) -> object:
+        return [one for one in told if one in list(names)] if isinstance(told, list | tuple) else told
+
+    return BeforeValidator(leave_out_others)
 
 
 class Offer(BaseModel):
@@ -19,8 +24,8 @@ class Offer(BaseModel):
 
     model_digest: str = ""
     modes: tuple[Mode, ...] = tuple(Mode)
-    precisions: tuple[Precision, ...] = tuple(Precision)
-    attentions: Annotated[tuple[Attention, ...], BeforeValidator(_leave_out_later)] = tuple(Attention)
+    precisions: Annotated[tuple[Precision, ...], _known(Precision)] = tuple(Precision)
+    attentions: Annotated[tuple[Attention, ...], _known(Attention)] = tuple(Attention)
     world_size: int = 1
     most_pixels: int | None = None  # of all frames together; more would not fit its memory
     request_version: int = VERSION  # the latest that it reads

@@ -126,6 +126,7 @@ class Precision(StrEnum):
     AUTO = "auto"  # whatever the worker has loaded
     BF16 = "bf16"
     NVFP4 = "nvfp4"
+    FP8 = "fp8"  # activations too: less exact
 
 
 class Attention(StrEnum):
@@ -164,7 +165,7 @@ class _Common(BaseModel):
 class ResolvedRequest(_Common):
     """One render, fully decided: what the queue carries and a result records."""
 
-    version: Literal[1, 2] = Field(VERSION, description="of these fields; 2 has attention")
+    version: Literal[1, 2] = Field(VERSION, description="of these fields; 2 has attention, and precision fp8")
     width: Side = Field(description="pixels")
     height: Side = Field(description="pixels")
     frames: Frames = Field(description=f"at {FPS} a second")

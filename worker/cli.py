@@ -28,6 +28,10 @@ SharingMode = Annotated[
     Mode | None, typer.Option("--mode", help="How ranks share a render (env: H3_MODE; auto: as the runner does)")
 ]
 
+WeightPrecision = Annotated[
+    Precision | None, typer.Option(help="Of the model's weights (env: H3_PRECISION; auto: as the checkpoint has them)")
+]
+
 worker_app = typer.Typer(invoke_without_command=True)
 worker_app.add_typer(jobs.operator_cli.worker_app)
 app.add_typer(worker_app, name="worker")
@@ -39,6 +43,7 @@ def worker(
     checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
     ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
     mode: SharingMode = None,
+    precision: WeightPrecision = None,
     attention: Annotated[
         Attention | None, typer.Option(help="What computes it where a request names none (env: H3_ATTENTION)")
     ] = None,
@@ -65,6 +70,7 @@ def worker(
             model_path=checkpoint,
             world_size=ranks,
             mode=mode,
+            precision=precision,
             attention=attention,
             backend=backend,
             runner=runner,
@@ -109,7 +115,8 @@ def _exit_code(error: Exception) -> int:
 def demo(
     prompt: Annotated[str, typer.Argument(help="A shape that moves, and a tone.")] = DEMO_PROMPT,
     precision: Annotated[
-        Literal[Precision.BF16, Precision.NVFP4], typer.Option(help="Of the model's weights: 16 bits, or 4.")
+        Literal[Precision.BF16, Precision.NVFP4, Precision.FP8],
+        typer.Option(help="Of the model's weights: 16 bits, 4, or 8, and activations with them."),
     ] = Precision.BF16,
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn when left out.")] = None,
 ) -> None:
@@ -125,6 +132,7 @@ def doctor(
     checkpoint: Annotated[Path | None, typer.Option(help="Root of a checkpoint (env: H3_MODEL_PATH)")] = None,
     ranks: Annotated[int | None, typer.Option(help="Rank processes (env: H3_WORLD_SIZE; else one a GPU)")] = None,
     mode: SharingMode = None,
+    precision: WeightPrecision = None,
     url: Url = None,
     store: StoreUrl = None,
 ) -> None:
@@ -134,7 +142,13 @@ def doctor(
     failed = 0
     with plain_errors():
         settings = read_settings(
-            WorkerSettings, model_path=checkpoint, world_size=ranks, mode=mode, redis_url=url, store_url=store
+            WorkerSettings,
+            model_path=checkpoint,
+            world_size=ranks,
+            mode=mode,
+            precision=precision,
+            redis_url=url,
+            store_url=store,
         )
     for finding in examine(settings):
         failed += bool(finding.remedy)

@@ -49,7 +49,7 @@ def run_demo(settings: WorkerSettings, prompt: str, precision: Precision, seed: 
     try:
         checkpoint = _checkpoint(settings.cache_dir, precision)
         job = Client(redis).submit(request, queue=queue)
-        with _worker(queue, checkpoint, log) as check_alive:
+        with _worker(queue, checkpoint, precision, log) as check_alive:
             follow(job, store, while_waiting=check_alive)
         sheet = _draw_sheet(job, settings.cache_dir / f"{queue}.png")
     finally:
@@ -67,10 +67,11 @@ def _draw_sheet(job: JobHandle, path: Path) -> Path:
 
 def _checkpoint(cache_dir: Path, precision: Precision) -> Path:
     """Where the model lies; written at the first run."""
-    folder = cache_dir / MODEL_NAME.format(precision)
+    stored = Precision.NVFP4 if precision is Precision.NVFP4 else Precision.BF16  # FP8 is rounded when it is loaded
+    folder = cache_dir / MODEL_NAME.format(stored)
     if not folder.exists():
         partial = Path(tempfile.mkdtemp(prefix="demo-model-", dir=cache_dir)) / "model"
-        _run("checkpoint", "demo", str(partial), "--precision", precision)
+        _run("checkpoint", "demo", str(partial), "--precision", stored)
         with suppress(OSError):  # another demo has finished its own first; the bytes are the same
             partial.rename(folder)
         shutil.rmtree(partial.parent)
@@ -78,11 +79,12 @@ def _checkpoint(cache_dir: Path, precision: Precision) -> Path:
 
 
 @contextmanager
-def _worker(queue: str, checkpoint: Path, log: Path) -> Iterator[Callable[[], None]]:
+def _worker(queue: str, checkpoint: Path, precision: Precision, log: Path) -> Iterator[Callable[[], None]]:
     """A worker process that ends with the block. Yields what raises StartRefused once it has ended by itself."""
     # Redis and store come from the environment that both share: a URL may hold a password, a command line is public.
     # Burst: it ends by itself even if nobody is left to end it.
-    command = _command("worker", "--checkpoint", str(checkpoint), "--queue", queue, "--burst")
+    model = ("--checkpoint", str(checkpoint), "--precision", precision)
+    command = _command("worker", *model, "--queue", queue, "--burst")
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
 
         def check_alive() -> None:

@@ -13,7 +13,7 @@ from redis import Redis
 
 from jobs.connection import check_eviction, check_rights, check_version, connect, read_version, redis_errors
 from jobs.errors import JobsError
-from jobs.request import Mode
+from jobs.request import Mode, Precision
 from jobs.store import open_store
 from worker.errors import StartRefused
 from worker.settings import WorkerSettings
@@ -106,7 +106,8 @@ def _model(settings: WorkerSettings) -> Iterator[Finding]:
         yield Finding(subject, f"{settings.model_path} cannot be served", str(exc))
         return
     in_mode = "" if settings.mode is Mode.AUTO else f" in mode {settings.mode}"
-    yield Finding(subject, f"{settings.model_path} can be served by {world_size} ranks{in_mode}")
+    in_precision = "" if settings.precision is Precision.AUTO else f" with {settings.precision} weights"
+    yield Finding(subject, f"{settings.model_path} can be served by {world_size} ranks{in_mode}{in_precision}")
     describe: Callable[..., list[str]] = getattr(runner, "describe_placement", lambda *_, **__: [])
     for line in describe(world_size, **setup):
         yield Finding("placement", line)

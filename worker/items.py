@@ -9,7 +9,8 @@ which raises RunnerError for what it cannot serve before any rank is started, an
 `abilities(world_size, *, checkpoint)`, which returns Abilities, and `describe_placement(world_size, *, checkpoint)`,
 which returns lines for people. A runner whose ranks can share a render in several ways takes `mode` (str, a
 jobs.request.Mode), too, in `setup` and in all of these that it has: the worker gives it where H3_MODE names one.
-Likewise `attention` (str, a jobs.request.Attention), for requests that name none, where H3_ATTENTION does.
+Likewise `precision` (str, a jobs.request.Precision) of the weights, where H3_PRECISION names one, and `attention` (str,
+a jobs.request.Attention), for requests that name none, where H3_ATTENTION does.
 """
 
 from dataclasses import dataclass

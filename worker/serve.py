@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from jobs.connection import connect, redis_errors, redis_url
 from jobs.lease import BEATS_A_LEASE
 from jobs.offers import Offer
-from jobs.request import Attention, Mode
+from jobs.request import Attention, Mode, Precision
 from jobs.store import open_store
 from jobs.workers import WorkerState, write_worker
 from worker import metrics
@@ -102,6 +102,7 @@ def start(controller: MGPUController, settings: WorkerSettings, setup: dict[str,
         "starting the fleet",
         runner=settings.runner,
         mode=settings.mode,
+        precision=settings.precision,
         attention=settings.attention,
         model=str(settings.model_path),
     )
@@ -132,12 +133,11 @@ def choose_runner(settings: WorkerSettings, world_size: int) -> tuple[type[MGPUR
             "(`h3render checkpoint demo DIR` writes a small one to try)"
         )
     setup: dict[str, object] = {"checkpoint": str(settings.model_path)}
-    if settings.mode is not Mode.AUTO:
-        require_taken(runner, "mode", settings.mode)
-        setup["mode"] = settings.mode.value
-    if settings.attention is not Attention.AUTO:
-        require_taken(runner, "attention", settings.attention)
-        setup["attention"] = settings.attention.value
+    for name in ("mode", "precision", "attention"):
+        value: Mode | Precision | Attention = getattr(settings, name)
+        if value != "auto":
+            require_taken(runner, name, value)
+            setup[name] = value.value
     preflight(runner, world_size, setup)
     return runner, setup
 

@@ -10,7 +10,7 @@ from pydantic import Field, IPvAnyAddress, PositiveFloat, PositiveInt
 from jobs.folders import default_cache_dir
 from jobs.lease import LEASE_S
 from jobs.logs import LogFormat
-from jobs.request import Attention, Mode
+from jobs.request import Attention, Mode, Precision
 from jobs.settings import ClientSettings
 
 WorkerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
@@ -32,6 +32,7 @@ class WorkerSettings(ClientSettings):
     backend: Backend = Backend.AUTO
     world_size: PositiveInt | None = None  # ranks; else every visible GPU, or 2 on the CPU
     mode: Mode = Mode.AUTO  # how they share a render; auto: as the runner does by itself
+    precision: Precision = Precision.AUTO  # of the model's weights; auto: as the checkpoint has them
     attention: Attention = Attention.AUTO  # what computes it where a request names none; auto: the runner chooses
     spool_dir: Path | None = None  # where outputs wait for upload; else a temporary folder
     cache_dir: Path = Field(default_factory=default_cache_dir)  # the demo's checkpoint and logs

@@ -105,12 +105,19 @@ class ModelLoad(H3Runner):
     def __init__(self) -> None:
         self._made_at = time.monotonic()
 
-    def setup(self, *, checkpoint: str, mode: str = Mode.ULYSSES, attention: str = AttentionName.AUTO) -> None:
+    def setup(
+        self,
+        *,
+        checkpoint: str,
+        mode: str = Mode.ULYSSES,
+        precision: str | None = None,
+        attention: str = AttentionName.AUTO,
+    ) -> None:
         laps, begun = Laps(self.device), time.monotonic()
         with uncollected_imports():
             import h3.load  # noqa: F401  # which takes seconds; the runner imports it in its setup
         laps.end("imports")
-        super().setup(checkpoint=checkpoint, mode=mode, attention=attention)
+        super().setup(checkpoint=checkpoint, mode=mode, precision=precision, attention=attention)
         seconds = laps.seconds | dict(self._model.load_s)
         self._loaded = tell_load(self, self._made_at, begun, seconds, self._model.denoiser)
 

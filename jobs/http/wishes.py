@@ -83,7 +83,7 @@ class VideoWish(BaseModel):
     preview_every: Whole = Field(None, description="steps between previews; 0 for none")
     checkpoint_every: Whole = Field(None, description="steps between checkpoints")
     mode: Text = Field(None, description="auto, ulysses or tensor")
-    precision: Text = Field(None, description="auto, bf16 or nvfp4")
+    precision: Text = Field(None, description="auto, bf16, nvfp4 or fp8")
     attention: Text = Field(None, description="auto, sdpa, cudnn, flash, efficient, fa3, fa3-fp8 or sage")
     deadline_s: Number = Field(None, description="from now; a render without a result by then fails")
     preempt: Flag = Field(None, description="in queue high: a running batch job may be put back for it")

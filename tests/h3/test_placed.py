@@ -5,10 +5,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 import h3.denoise
 import h3.load
+from h3.checkpoint import DenoiserFiles, settle
+from h3.fp8 import use_fp8
 from h3.load import Desk, tensor_names
+from h3.model_folder import ModelFolder
 from h3.parallel.mode import Mode, trim_for
 from h3.part_sizes import is_preparation, measure_needs
 from h3.placement import Part, Placement, Stay
@@ -101,6 +105,32 @@ def test_a_ranks_part_of_the_blocks_comes_and_goes_as_it_was_cut(precision):
         assert all((t.shape, t.dtype) == (before[n].shape, before[n].dtype) for n, t in there.items())
         shelf.put_away()
         assert all(equal_bytes(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_weights_that_are_rounded_as_they_are_read_are_those_that_were_rounded_together(tiny, mode):
+    files = DenoiserFiles.open(tiny.transformer)
+    trim = trim_for(mode, files.config, Precision.FP8, rank=0, world_size=2)
+    together = files.load(CPU, Precision.BF16, trim=trim)
+    use_fp8(together.blocks)
+    read = files.load(CPU, Precision.FP8, trim=trim).state_dict()
+    assert read.keys() == together.state_dict().keys()
+    assert all(equal_bytes(tensor, read[name]) for name, tensor in together.state_dict().items())
+    needs = measure_needs(ModelFolder.below(tiny.transformer.parents[1]), mode, 2, Precision.FP8)
+    assert needs.part_bytes[Part.BLOCKS] == sum(t.nbytes for name, t in read.items() if not is_preparation(name))
+
+
+def test_of_weights_that_are_rounded_one_at_a_time_is_in_16_bits(tiny, monkeypatch):
+    wide = []
+
+    def look(model, precision, name):
+        settle(model, precision, name)
+        linears = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+        wide.append(sum(not linear.weight.is_meta for linear in linears if linear.bias is None))
+
+    monkeypatch.setattr("h3.checkpoint.settle", look)
+    DenoiserFiles.open(tiny.transformer).load(CPU, Precision.FP8)
+    assert max(wide) == 0
 
 
 def equal_bytes(left, right):

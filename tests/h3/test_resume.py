@@ -224,6 +224,26 @@ def test_a_runner_tells_what_it_can_render(tiny, monkeypatch):
     assert (able.modes, able.precisions, able.attentions) == (("ulysses",), ("bf16",), ("sdpa",))
 
 
+def test_a_runner_offers_the_precision_that_it_is_told(tiny):
+    checkpoint = str(tiny.transformer.parents[1])
+    assert H3Runner.abilities(2, checkpoint=checkpoint, precision="fp8").precisions == ("fp8",)
+    H3Runner.preflight(2, checkpoint=checkpoint, precision="fp8")
+    with pytest.raises(RunnerError, match="holds bf16 weights, not nvfp4: h3render checkpoint convert"):
+        H3Runner.preflight(2, checkpoint=checkpoint, precision="nvfp4")
+
+
+def test_ranks_render_in_fp8_near_bf16_and_begin_anew_from_its_checkpoints(tiny_checkpoint, whole, tmp_path):
+    """No result is a mixture of both."""
+    items, _ = whole
+    with running_fleet(tiny_checkpoint, 2, precision="fp8") as fleet:
+        rounded, told = render(
+            fleet, tmp_path, Resume(2, after_step(items, 2)), REQUEST.model_copy(update={"precision": Precision.FP8})
+        )
+    assert (told["provenance"]["precision"], told["resumed"]) == ("fp8", None)
+    assert [done.step for done in of(rounded, StepDone)] == [1, 2, 3, 4]
+    assert 1e-3 < video_distance(rounded, items) < 6e-2
+
+
 def saved(path, pictures=None, **changes):
     latents = Latents(torch.randn(4, 8), torch.randn(2, 3))
     save_progress(path, latents, 2, STEPS, identify(REQUEST, pictures or {}), replace(HERE, **changes))

@@ -59,8 +59,14 @@ def test_a_request_of_a_later_version_waits_for_who_can_read_it():
 
 
 def test_an_offer_of_what_only_a_later_version_knows_is_read():
-    told = Offer().model_dump_json().replace('"sdpa"', '"sdpa","hyper"')
-    assert Offer.model_validate_json(told).attentions == tuple(Attention)
+    told = Offer().model_dump_json().replace('"sdpa"', '"sdpa","hyper"').replace('"bf16"', '"bf16","fp2"')
+    read = Offer.model_validate_json(told)
+    assert (read.attentions, read.precisions) == (tuple(Attention), tuple(Precision))
     assert Offer.model_validate({"attentions": ["hyper"]}).missing(SDPA) == "attention sdpa"
+    assert Offer.model_validate({"precisions": ["fp2"]}).missing(NVFP4) == "precision nvfp4"
+
+
+@pytest.mark.parametrize("name", ["attentions", "precisions"])
+def test_an_offer_that_is_no_list_is_refused(name):
     with pytest.raises(ValidationError):
-        Offer.model_validate({"attentions": 3})
+        Offer.model_validate({name: 3})

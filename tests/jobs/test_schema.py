@@ -27,7 +27,7 @@ VALID = {
     "preview_every": [0, 1, 1000],
     "checkpoint_every": [0, 1000],
     "mode": ["auto", "ulysses", "tensor"],
-    "precision": ["auto", "bf16", "nvfp4"],
+    "precision": ["auto", "bf16", "nvfp4", "fp8"],
     "attention": ["auto", "sdpa", "cudnn", "flash", "efficient", "fa3", "fa3-fp8", "sage"],
     "deadline_s": [0.001, 3, 30 * 24 * 3600, None],
     "first_frame": ["inputs/kite.png", "inputs/_", None],

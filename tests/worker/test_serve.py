@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.request import Attention, Mode
+from jobs.request import Attention, Mode, Precision
 from tests.worker.runners import Light
 from worker.errors import StartRefused
 from worker.items import Abilities
@@ -76,9 +76,22 @@ class WithoutSetup(MGPURunner):
         yield
 
 
-def choose(runner, mode, world_size=2, attention="auto"):
+class TakesPrecision(Light):
+    """As its files have it, or as it is told."""
+
+    def setup(self, *, checkpoint, precision=None):
+        pass
+
+    @classmethod
+    def abilities(cls, world_size, *, checkpoint, precision=None):
+        return Abilities("digest", modes=("ulysses",), precisions=(precision or "bf16",))
+
+
+def choose(runner, mode, world_size=2, precision="auto", attention="auto"):
     runner_name = f"{__name__}:{runner.__name__}"
-    settings = WorkerSettings(model_path="model", runner=runner_name, mode=mode, attention=attention)
+    settings = WorkerSettings(
+        model_path="model", runner=runner_name, mode=mode, precision=precision, attention=attention
+    )
     return choose_runner(settings, world_size)
 
 
@@ -117,6 +130,22 @@ def test_a_worker_that_prefers_an_attention_offers_the_others_too():
     assert read_offer(chosen, 2, setup, "gloo").attentions == (Attention.SDPA, Attention.FLASH)
     with pytest.raises(StartRefused, match="fa3 is not installed"):
         choose(TakesAttention, "auto", attention="fa3")
+
+
+@pytest.mark.parametrize(
+    ("precision", "told", "offered"),
+    [("auto", {}, Precision.BF16), ("fp8", {"precision": "fp8"}, Precision.FP8)],
+)
+def test_a_worker_offers_the_precision_that_it_sets_its_runner_up_with(precision, told, offered):
+    chosen, setup = choose(TakesPrecision, "auto", precision=precision)
+    assert setup == {"checkpoint": "model", **told}
+    assert read_offer(chosen, 2, setup, "gloo").precisions == (offered,)
+
+
+def test_a_precision_is_refused_for_a_runner_that_cannot_be_told():
+    told = r"H3_PRECISION fp8: `setup` of \S+:Sharing takes no precision: leave H3_PRECISION and --precision out, or"
+    with pytest.raises(StartRefused, match=told):
+        choose(Sharing, "auto", precision="fp8")
 
 
 def test_an_attention_is_refused_for_a_runner_that_cannot_be_told():
