@@ -64,8 +64,8 @@ CONFIG = H3.model_copy(
 pytestmark = pytest.mark.slow
 # What a test is given, in a reduced run and in a full one.
 PARAMETERS = {
-    "any_size": ((1, 2, 4), range(1, MOST_RANKS + 1)),
-    "some_size": ((1, 2, 4), (1, 2, 6, 8)),
+    "any_size": ((1, 2, 3), range(1, MOST_RANKS + 1)),
+    "some_size": ((1, 2, 3), (1, 2, 6, 8)),
     "repeated": (
         ((Precision.BF16, 3), (Precision.NVFP4, 2)),
         ((Precision.BF16, 1), (Precision.BF16, 3), (Precision.BF16, 8), (Precision.NVFP4, 2)),
@@ -82,7 +82,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="module")
 def ranks(full):
     """Calls `check(group, *arguments)` on the first ranks of a fleet, which takes a while to start."""
-    with running_ranks(MOST_RANKS if full else 4) as call:
+    with running_ranks(MOST_RANKS if full else 3) as call:
         yield call
 
 

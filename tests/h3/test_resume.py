@@ -235,7 +235,7 @@ def test_a_runner_offers_the_precision_that_it_is_told(tiny):
 def test_ranks_render_in_fp8_near_bf16_and_begin_anew_from_its_checkpoints(tiny_checkpoint, whole, tmp_path):
     """No result is a mixture of both."""
     items, _ = whole
-    with running_fleet(tiny_checkpoint, 2, precision="fp8") as fleet:
+    with running_fleet(tiny_checkpoint, 1, precision="fp8") as fleet:
         rounded, told = render(
             fleet, tmp_path, Resume(2, after_step(items, 2)), REQUEST.model_copy(update={"precision": Precision.FP8})
         )

@@ -34,7 +34,6 @@ LEAST_PSNR_DB = 25.0  # of a given first frame
 REDUCED = {
     "bf16": range(10, 12),
     "nvfp4": range(11, 12),
-    "tensor, ranks: 2": range(2, 3),
     "interrupted": range(5, 6),
     "first frame": range(3, 4),
 }
