@@ -116,7 +116,7 @@ def demo(
     prompt: Annotated[str, typer.Argument(help="A shape that moves, and a tone.")] = DEMO_PROMPT,
     precision: Annotated[
         Literal[Precision.BF16, Precision.NVFP4, Precision.FP8],
-        typer.Option(help="Of the model's weights: 16 bits, 4, or 8, and activations with them."),
+        typer.Option(help="Of the model's weights: 16 bits, 4, or 8 (activations, too)."),
     ] = Precision.BF16,
     seed: Annotated[int | None, typer.Option(min=0, help="Drawn when left out.")] = None,
 ) -> None:

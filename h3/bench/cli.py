@@ -35,7 +35,10 @@ Shapes = Annotated[
 Peer = Annotated[str | None, typer.Option(help="diffusers: measure it too, by turns with ours.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Of two turns each: A B, B A.")]
 Folder = Annotated[Path, typer.Option(help="For random weights, once: 12.5 GB in nvfp4, 40 in bf16; other parts, 8.4.")]
-Written = Annotated[str | None, typer.Option("--precision", help="Of the random weights: nvfp4 (default) or bf16.")]
+Loaded = Annotated[
+    str | None,
+    typer.Option("--precision", help="nvfp4, bf16 or fp8 (default: as stored; random weights: nvfp4)."),
+]
 ModeFlag = Annotated[str, typer.Option(help="How ranks share a step: ulysses or tensor.")]
 WorldSize = Annotated[int, typer.Option(min=1, help="Ranks; on a GPU machine, GPUs.")]
 Report = Annotated[Path | None, typer.Option(help="A .json file to keep everything in.")]
@@ -209,7 +212,7 @@ def load_command(
     ] = None,
     tiny: Tiny = False,
     layers: Layers = None,
-    precision: Written = None,
+    precision: Loaded = None,
     folder: Folder = FOLDER,
     mode: ModeFlag = "ulysses",
     world_size: WorldSize = 1,
@@ -226,8 +229,9 @@ def load_command(
 
         require_file(report, ".json", "--report")
         shared, place = choose(Mode, mode, "--mode"), pick_device(device)
-        path = choose_files(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
-        subject = Subject(path, shared, world_size, on_gpus=place.type == "cuda")
+        weights = read_precision(precision)
+        path = choose_files(model, folder, place, _tell, tiny=tiny, layers=layers, precision=weights)
+        subject = Subject(path, shared, world_size, on_gpus=place.type == "cuda", precision=weights)
         outcome = measure(subject, _tell)
         print_load(subject, outcome)
         if report:
@@ -239,7 +243,7 @@ def end_to_end_command(
     model: Annotated[Path | None, typer.Option(help="Root of a checkpoint (default: random weights).")] = None,
     tiny: Tiny = False,
     layers: Layers = None,
-    precision: Written = None,
+    precision: Loaded = None,
     folder: Folder = FOLDER,
     shape: Annotated[
         str | None, typer.Option(metavar="WxHxF", help="Of the video (864x480x141; with --tiny, 96x64x39).")
@@ -263,8 +267,9 @@ def end_to_end_command(
         require_file(report, ".json", "--report")
         shared, place = choose(Mode, mode, "--mode"), pick_device(device)
         request = make_request(Geometry.parse(shape or ("96x64x39" if tiny else "864x480x141")), steps)
-        root = choose_root(model, folder, place, _tell, tiny=tiny, layers=layers, precision=precision)
-        subject = Subject(root, shared, world_size, on_gpus=place.type == "cuda")
+        weights = read_precision(precision)
+        root = choose_root(model, folder, place, _tell, tiny=tiny, layers=layers, precision=weights)
+        subject = Subject(root, shared, world_size, on_gpus=place.type == "cuda", precision=weights)
         outcome = measure(subject, request, _tell)
         print_renders(subject, outcome)
         if model is None:
@@ -286,6 +291,13 @@ def require_peer(name: str | None) -> None:
     """Raises ConfigError for one that is not known."""
     if name not in (None, "diffusers"):
         raise ConfigError(f"--peer {name!r} is not diffusers")
+
+
+def read_precision(text: str | None) -> "Precision | None":
+    """Raises ConfigError."""
+    from h3.precision import Precision
+
+    return None if text is None else Precision.parse(text)
 
 
 def read_entries(texts: list[str]) -> "tuple[tuple[Precision, AttentionName], ...]":

@@ -35,6 +35,7 @@ class Subject:
     mode: Mode
     world_size: int
     on_gpus: bool
+    precision: Precision | None = None  # of the denoiser's weights; None: as they are stored
 
     @property
     def is_whole(self) -> bool:
@@ -45,27 +46,28 @@ class Subject:
     def denoiser(self) -> Path:
         return ModelFolder.below(self.path).transformer if self.is_whole else self.path
 
-    def check(self) -> DenoiserFiles:
-        """Refuse what can be refused before a rank is started.
+    def check(self) -> Precision:
+        """Refuse what can be refused before a rank is started. Returns what the weights will be in.
 
         Raises CheckpointError, ConfigError, PartitionError, PlacementError.
         """
         require_devices(self.world_size, on_gpus=self.on_gpus)
         files = DenoiserFiles.open(self.denoiser)
-        files.check()
-        check_mode(self.mode, files.config, files.precision, self.world_size)
+        files.check(self.precision)
+        weights = self.precision or files.precision
+        check_mode(self.mode, files.config, weights, self.world_size)
         if self.is_whole:
             folder = ModelFolder.below(self.path)
-            folder.check()
-            place(folder, self.mode, self.world_size, on_gpus=self.on_gpus)
-        return files
+            folder.check(weights)
+            place(folder, self.mode, self.world_size, weights, on_gpus=self.on_gpus)
+        return weights
 
     def running(self) -> AbstractContextManager[BenchFleet]:
         """Ranks that load it. Raises ConfigError, RanksFailed and what loading raises."""
-        path = self.path.absolute()
+        path, shared = self.path.absolute(), {"mode": self.mode, "precision": self.precision}
         if self.is_whole:
-            return running(ModelLoad, self.world_size, on_gpus=self.on_gpus, checkpoint=str(path), mode=self.mode)
-        return running(DenoiserLoad, self.world_size, on_gpus=self.on_gpus, model=path, mode=self.mode)
+            return running(ModelLoad, self.world_size, on_gpus=self.on_gpus, checkpoint=str(path), **shared)
+        return running(DenoiserLoad, self.world_size, on_gpus=self.on_gpus, model=path, **shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Outcome:
 
 def measure(subject: Subject, tell: Tell) -> Outcome:
     """Raises ConfigError, PartitionError, PlacementError, RanksFailed, CheckpointError."""
-    precision = subject.check().precision
+    precision = subject.check()
     warming = read_into_cache(find_files(subject.path))
     tell(f"{warming.size_bytes / 1e9:.3g} GB are in the page cache after {warming.seconds:.1f} s")
     starts, shutdowns = [], []

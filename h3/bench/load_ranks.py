@@ -87,11 +87,12 @@ class DenoiserLoad(MGPURunner):
         self._made_at = time.monotonic()
 
     @torch.inference_mode()
-    def setup(self, *, model: Path, mode: Mode) -> None:
+    def setup(self, *, model: Path, mode: Mode, precision: Precision | None) -> None:
         laps, begun = Laps(self.device), time.monotonic()
         source, digest = open_source(model)
         laps.end("headers")
-        denoiser = load_spread(TimedSource(source, laps), digest, mode, self.device, self.groups.transformer_group)
+        timed, group = TimedSource(source, laps), self.groups.transformer_group
+        denoiser = load_spread(timed, digest, mode, self.device, group, precision=precision)
         laps.end("kernels chosen")
         self._loaded = tell_load(self, self._made_at, begun, laps.seconds, denoiser)
 

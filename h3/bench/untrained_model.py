@@ -97,18 +97,18 @@ def choose_files(
     *,
     tiny: bool,
     layers: int | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> Path:
     """The files that are named, else a denoiser's that are written. Raises ConfigError and what `write_denoiser` does.
 
-    `precision` None is NVFP4.
+    precision  that they will be loaded in
     """
     if path is not None:
-        if tiny or layers or precision:
-            raise ConfigError("--model has its own sizes and precision: leave --tiny, --layers and --precision out")
+        if tiny or layers:
+            raise ConfigError("--model has its own sizes: leave --tiny and --layers out")
         return path
     _, config = choose_model(None, tiny=tiny, layers=layers)
-    kept = Precision.parse(precision or Precision.NVFP4)
+    kept = choose_stored(precision)
     return write_denoiser(name_root(folder, config, kept), config, kept, device, tell)
 
 
@@ -120,19 +120,19 @@ def choose_root(
     *,
     tiny: bool,
     layers: int | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> Path:
     """The checkpoint that is named, else one that is written. Raises ConfigError and what `write_denoiser` does.
 
-    `precision` None is NVFP4.
+    precision  that it will be loaded in
     """
     if path is not None or tiny:
-        if (path and tiny) or layers or precision:
+        if (path and tiny) or layers:
             which = "--model" if path else "--tiny"
-            raise ConfigError(f"{which} has its own sizes and precision: leave the flags for random weights out")
+            raise ConfigError(f"{which} has its own sizes: leave the flags for random weights out")
         return path or _write_tiny(folder / "tiny", tell)
     _, config = choose_model(None, tiny=False, layers=layers)
-    kept = Precision.parse(precision or Precision.NVFP4)
+    kept = choose_stored(precision)
     root = name_root(folder, config, kept)
     write_model(root, Sizes(config), kept, device, tell)
     return root
@@ -147,10 +147,13 @@ def _write_tiny(root: Path, tell: Tell) -> Path:
     return root
 
 
+def choose_stored(precision: Precision | None) -> Precision:
+    """What random weights are written in, to be loaded in this: in NVFP4 if in nothing that needs more."""
+    return Precision.NVFP4 if precision in (None, Precision.NVFP4) else Precision.BF16
+
+
 def name_root(folder: Path, config: DenoiserConfig, precision: Precision) -> Path:
-    """Where the checkpoint with such a denoiser lies. Raises ConfigError for a precision that no file has."""
-    if precision not in _TARGETS:
-        raise ConfigError(f"--precision {precision}: such a file is written in {' or '.join(_TARGETS)}")
+    """Where the checkpoint with such a denoiser lies."""
     return folder / f"untrained-{precision}-{config.num_layers}x{config.hidden_size}"
 
 

@@ -26,7 +26,7 @@ def of_denoiser(folder):
 @pytest.fixture(scope="module")
 def of_model(folder, tiny):
     root = tiny.transformer.parents[1]
-    bench("load", "--model", root, "--device", "cpu", "--report", folder / "model.json")
+    bench("load", "--model", root, "--precision", "fp8", "--device", "cpu", "--report", folder / "model.json")
     return read_json(folder / "model.json")
 
 
@@ -64,7 +64,7 @@ def test_the_report_says_what_was_loaded_and_by_whom(of_denoiser, of_model, fold
     assert report["world_size"] == 2
     assert report["page_cache"]["size_bytes"] == written.stat().st_size
     assert report["machine"]["devices"]
-    assert (of_model["loads"], of_model["precision"]) == ("the whole model", "bf16")
+    assert (of_model["loads"], of_model["precision"]) == ("the whole model", "fp8")
     assert of_model["model"] == str(tiny.transformer.parents[1])
 
 
@@ -106,9 +106,8 @@ def test_a_start_is_cut_at_the_moments_that_rank_0_tells():
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--tiny", "--model", "x"), "--model has its own sizes and precision"),
-        (("--precision", "nvfp4", "--model", "x"), "--model has its own sizes and precision"),
-        (("--tiny", "--precision", "fp8"), "--precision fp8: such a file is written in nvfp4 or bf16"),
+        (("--tiny", "--model", "x"), "--model has its own sizes"),
+        (("--tiny", "--precision", "fp16"), "precision 'fp16' is not one of fp32, bf16, nvfp4, fp8"),
         (("--tiny", "--mode", "pipeline"), "--mode 'pipeline' is not one of ulysses, tensor"),
         (("--tiny", "--world-size", 10), "9 attention heads"),
         (("--model", "gone"), "gone is missing"),

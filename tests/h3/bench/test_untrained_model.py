@@ -5,7 +5,15 @@ import shutil
 import pytest
 import torch
 
-from h3.bench.untrained_model import Sizes, choose_root, name_root, published_audio, published_video, write_model
+from h3.bench.untrained_model import (
+    Sizes,
+    choose_root,
+    choose_stored,
+    name_root,
+    published_audio,
+    published_video,
+    write_model,
+)
 from h3.errors import ConfigError
 from h3.model_folder import ModelFolder
 from h3.precision import Precision
@@ -103,11 +111,14 @@ def test_by_default_all_sizes_are_the_published_ones_but_for_the_text_encoders_d
     assert published_audio().latent_dim == 2048
 
 
-def test_a_precision_that_no_file_has_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="written in nvfp4 or bf16"):
-        name_root(tmp_path, H3, Precision.FP32)
+@pytest.mark.parametrize(("loaded", "stored"), [(None, "nvfp4"), ("nvfp4", "nvfp4"), ("bf16", "bf16"), ("fp8", "bf16")])
+def test_random_weights_are_written_in_what_they_can_be_loaded_from(loaded, stored):
+    assert choose_stored(loaded and Precision(loaded)) == stored
+
+
+def test_a_toy_has_its_own_sizes(tmp_path):
     with pytest.raises(ConfigError, match="--tiny has its own sizes"):
-        choose_root(None, tmp_path, CPU, print, tiny=True, layers=None, precision="bf16")
+        choose_root(None, tmp_path, CPU, print, tiny=True, layers=2, precision=None)
 
 
 def test_other_sizes_lie_elsewhere(tmp_path):
